@@ -150,22 +150,14 @@ def test_changed_amounts_do_not_close(serve, recordings):
     assert states(result)["balance"][0] == "open"
 
 
-def test_older_file_reports_missing_entries(recordings, tmp_path):
-    document = next(iter(recordings.values())).to_dict()
-    del document["balances"], document["metadata"]["streams"], document["metadata"]["unknown"]
-
-    def answer_file():
-        (tmp_path / "old.json").write_text(json.dumps(document))
-        return answer(Recordings([tmp_path / "old.json"]))
-
-    result = answer_file()
-    assert {state for state, _ in states(result).values()} == {"none"}
-    assert states(result)["wiring"] == ("none", "post-LN")  # reported for the whole model then, without its proof
-    sheet = result["balance"]
-    assert (sheet["length"], sheet["closes"]) == (None, True)
-    assert [row["part"] for row in sheet["rows"]] == document["memory_maps"]["stream"]["shares"][-1]
-    document["memory_maps"] = {}
-    assert answer_file()["balance"]["refused"].startswith("Not recorded")
+def test_file_without_proofs_reports_missing_entries(serve, recordings):
+    rec = Recording.load(next(iter(recordings)))
+    for entry in ("streams", "unknown"):
+        del rec.metadata[entry]
+    rec.balances.clear()
+    result = answer(serve(rec))
+    assert {*states(result).values()} == {("none", "not recorded")}
+    assert result["balance"]["refused"].startswith("Not recorded")
 
 
 ODD = [None, 1, "text", [], {}, [1], {"stream": 1}, {"stream": {"sites": 1}}, {"stream": {"sites": {"a": {"closure": "x"}}}},

@@ -22,7 +22,6 @@ from addnorm.stream.shares import BIASES
 
 MAX_CELLS = 120  # of a map in each direction: a browser takes minutes to draw a million cells
 MAX_STEPS = 2000  # of a list or a curve: more than a page has pixels
-SHARES_TOLERANCE = 1e-4  # of the sum of shares that were computed in float32
 BALANCE_FACTOR, BALANCE_ROUNDOFF = 10.0, 1e-9  # tolerance of a balance, from the closure: tokens differ
 DRAWN_STREAMS = 8  # of several streams, as in panels.js
 NAMED = 3  # sublayers that a badge names
@@ -195,37 +194,35 @@ def _map(
 def _balance(rec: Recording, stream: str, named: Mapping[str, str], sites: Sequence[RecordedSite]) -> dict[str, Any]:
     """Return how much each source wrote, how much of it is left at the end, and its share as in the memory map.
 
-    `refused` says why there is none. Older files have no amounts.
+    `refused` says why there is none.
     """
     sheet, last = rec.balances.get(stream), rec.steps[-1]
-    sources: Sequence[str]
-    sources, shares = rec.memory_maps.get(stream, ([], []))
-    if sheet is not None and sheet.reason:
+    if sheet is None:
+        return {"refused": "Not recorded: this file has no amounts. Record the model again."}
+    if sheet.reason:
         return {"refused": f"The components of the stream do not add up: {sheet.reason}."}
-    if sheet is None and not shares:
-        return {"refused": "Not recorded: this file has neither amounts nor shares. Record the model again."}
     opening = [(site, value) for site, value in rec.series("out", "l2", last, stream) if site.kind == "start"]
     written = {_source(site): value for site, value in (*opening, *rec.series("write", "l2", last, stream))}
     kinds = {_source(site): site.kind for site in sites} | {BIASES: "norms"}
+    sources, shares = rec.memory_maps.get(stream, ([], []))
     parts = dict(zip(sources, shares[-1], strict=True)) if shares else {}
-    amounts: dict[str, float] = {}
-    if sheet is not None:
-        sources, amounts = sheet.sources, dict(zip(sheet.sources, sheet.amounts, strict=True))
-        facts = {name: getattr(sheet, name) for name in ("tokens", "total_tokens", "closure", "error")}
-        facts |= {"length": sheet.stream_norm, "closes": _closes(sheet)}
-    else:
-        error = abs(1 - math.fsum(parts.values()))
-        facts = dict.fromkeys(("tokens", "total_tokens", "closure", "length"))
-        facts |= {"error": error, "closes": error <= SHARES_TOLERANCE}
     rows = [
         {
             "source": source, "label": named.get(source, source), "kind": kinds.get(source, "other"),
-            "depth": len(sources) if source == BIASES else k, "written": written.get(source),
-            "amount": amounts.get(source), "part": parts.get(source, math.nan),
+            "depth": len(sheet.sources) if source == BIASES else k, "written": written.get(source),
+            "amount": amount, "part": parts.get(source, math.nan),
         }
-        for k, source in enumerate(sources)
+        for k, (source, amount) in enumerate(zip(sheet.sources, sheet.amounts, strict=True))
     ]  # fmt: skip
-    return {"refused": "", "step": last, "rows": rows, **facts}
+    facts = {name: getattr(sheet, name) for name in ("tokens", "total_tokens", "closure", "error")}
+    return {
+        "refused": "",
+        "step": last,
+        "rows": rows,
+        **facts,
+        "length": sheet.stream_norm,
+        "closes": _closes(sheet),
+    }
 
 
 def _over_time(rec: Recording, sites: Sequence[RecordedSite], what: str, depth: int | None) -> dict[str, Any] | None:
@@ -256,11 +253,11 @@ def _text(value: Any) -> str:
 
 
 # Proofs, as badges of the page. The state is "proved" where numbers show it, "open" where something does not close or is not
-# understood, and "none" where nothing was recorded. An older file may lack entries: they are reported as missing.
+# understood, and "none" where nothing was recorded.
 
 PROVED, OPEN, NONE = "proved", "open", "none"
-AGAIN = "This file does not say. Record the model again."
 Badge = tuple[str, str, str]  # a state, a claim and its explanation
+NOT_RECORDED: Badge = NONE, "not recorded", "This file does not say. Record the model again."
 
 
 def _badges(rec: Recording, stream: str) -> list[dict[str, str]]:
@@ -270,7 +267,7 @@ def _badges(rec: Recording, stream: str) -> list[dict[str, str]]:
     wrong = [name for name, site in sites.items() if site.get("closes") is not True]
     unknown = rec.metadata.get("unknown")
     badges = {
-        "wiring": _wiring(known, rec, not wrong), "equations": _equations(sites, rec, wrong),
+        "wiring": _wiring(known, not wrong), "equations": _equations(sites, wrong),
         "x_L = x_0 + all writes": _sum(known), "balance": _components(rec.balances.get(stream)),
     }  # fmt: skip
     if isinstance(unknown, list):
@@ -283,10 +280,9 @@ def _closes(sheet: Balance) -> bool:
     return sheet.error <= BALANCE_FACTOR * sheet.closure + BALANCE_ROUNDOFF
 
 
-def _wiring(known: Mapping[str, Any], rec: Recording, is_proved: bool) -> Badge:
+def _wiring(known: Mapping[str, Any], is_proved: bool) -> Badge:
     if not known:
-        name = rec.metadata.get("wiring")
-        return NONE, _title(name) if isinstance(name, str) else "not recorded", AGAIN
+        return NOT_RECORDED
     norms = {name: _text(known.get(name)) for name in ("norms", "embedding_norm", "final_norm")}
     remarks = known.get("remarks")
     details = "; ".join([
@@ -300,14 +296,9 @@ def _wiring(known: Mapping[str, Any], rec: Recording, is_proved: bool) -> Badge:
     return (PROVED, _title(name), details) if is_proved else (OPEN, f"{_title(name)}, not proved", details)
 
 
-def _equations(sites: Mapping[str, Mapping[str, Any]], rec: Recording, wrong: Sequence[str]) -> Badge:
+def _equations(sites: Mapping[str, Mapping[str, Any]], wrong: Sequence[str]) -> Badge:
     if not sites:
-        error = rec.metadata.get("closure")
-        return (
-            NONE,
-            f"largest relative error {format_number(error, 2)}" if isinstance(error, float) else "not recorded",
-            AGAIN,
-        )
+        return NOT_RECORDED
     errors = [_number(site.get("closure")) for site in sites.values()]
     largest = math.nan if any(map(math.isnan, errors)) else max(errors)
     many = format_count(len(sites), "sublayer")
@@ -321,7 +312,7 @@ def _equations(sites: Mapping[str, Mapping[str, Any]], rec: Recording, wrong: Se
 
 def _sum(known: Mapping[str, Any]) -> Badge:
     if not known:
-        return NONE, "not recorded", AGAIN
+        return NOT_RECORDED
     error, closes = known.get("closure"), known.get("closes") is True
     if error is None:
         text = "The stream passes through norms or factors between the adds, so the writes alone do not add up to it."
@@ -332,7 +323,7 @@ def _sum(known: Mapping[str, Any]) -> Badge:
 
 def _components(sheet: Balance | None) -> Badge:
     if sheet is None:
-        return NONE, "not recorded", AGAIN
+        return NOT_RECORDED
     if sheet.reason:
         return OPEN, "does not add up", f"{sheet.reason}."
     if not _closes(sheet):

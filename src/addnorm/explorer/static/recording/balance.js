@@ -52,11 +52,10 @@ export class Balance {
     this.#draw();
     const sum = this.rows.reduce((total, row) => total + (row.amount ?? 0), 0);
     const parts = this.rows.reduce((total, row) => total + row.part, 0);
-    const amounts = sheet.length !== null;
     const lines = [
-      ["sum", amounts ? show(sum, 6) : "", percent(parts)],
-      ["norm of the stream", amounts ? show(sheet.length, 6) : "not recorded", ""],
-      [sheet.closes ? "error" : "error: the sum differs", amounts ? show(Math.abs(sheet.length - sum), 2) : "", percent(sheet.error)],
+      ["sum", show(sum, 6), percent(parts)],
+      ["norm of the stream", show(sheet.length, 6), ""],
+      [sheet.closes ? "error" : "error: the sum differs", show(Math.abs(sheet.length - sum), 2), percent(sheet.error)],
     ];
     this.foot.replaceChildren(...lines.map(([name, amount, part], k) =>
       h(k === 2 && !sheet.closes ? "tr.wrong" : "tr", null, h("th", { scope: "row" }, name), h("td"), h("td.number", null, amount), h("td.number", null, part))));
@@ -107,9 +106,7 @@ function summarize(sheet) {
   const top = [...rows].sort((a, b) => b.part - a.part)[0];
   const opening = rows.find((row) => row.kind === "start");
   const against = rows.filter((row) => row.part < 0).length;
-  const how = sheet.length === null
-    ? "This older file has shares without amounts"
-    : `Means over ${sheet.tokens}${sheet.total_tokens > sheet.tokens ? ` of ${sheet.total_tokens}` : ""} token${sheet.tokens === 1 ? "" : "s"}; at every depth the components add up to the stream, relative error at most ${show(sheet.closure, 2)}`;
+  const how = `Means over ${sheet.tokens}${sheet.total_tokens > sheet.tokens ? ` of ${sheet.total_tokens}` : ""} token${sheet.tokens === 1 ? "" : "s"}; at every depth the components add up to the stream, relative error at most ${show(sheet.closure, 2)}`;
   return [
     `After the last sublayer, at step ${sheet.step},`,
     top === opening ? `x_0 has the largest share of the stream, ${percent(top.part)}.` : `${top.label} has the largest share of the stream, ${percent(top.part)}.`,
