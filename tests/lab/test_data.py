@@ -87,9 +87,9 @@ def test_read_text_keeps_all_characters(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "there is no such file"),
+        (None, "No such file"),
         (b"ab\xff\xfe", "expected UTF-8, byte 2 is not: iconv"),
-        ("directory", "a directory, expected"),
+        ("directory", "Is a directory"),
     ],
 )
 def test_read_text_refuses_what_is_no_text(content, says, tmp_path):

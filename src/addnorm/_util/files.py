@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["UnwritableError", "atomic_path", "check_writable", "write_text"]
+__all__ = ["UnwritableError", "atomic_path", "check_writable", "read_text", "unwritable_errors", "write_text"]
 
 KINDS = {
     stat.S_IFDIR: "a directory", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe",
@@ -37,7 +37,7 @@ def check_writable(path: str | Path, *, name: str = "path") -> None:
     Raises:
         UnwritableError: the path cannot be written.
     """
-    with _one_sentence(path, name):
+    with unwritable_errors(path, name):
         target = _target(path, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
@@ -70,7 +70,7 @@ def atomic_path(path: str | Path, *, parents: bool = True) -> Iterator[Path]:
         ...     torch.load(path)
         tensor([1., 1.])
     """
-    with _one_sentence(path):
+    with unwritable_errors(path):
         target = _target(path)
         if parents:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +95,27 @@ def write_text(path: str | Path, text: str, *, parents: bool = True) -> Path:
     return Path(path)
 
 
+def read_text(path: str | Path, name: str = "path") -> str:
+    """Return the text of a UTF-8 file, with or without a byte order mark.
+
+    Args:
+        path: the file.
+        name: name of the argument, for errors.
+
+    Raises:
+        ValueError: the file cannot be read, or is not UTF-8.
+    """
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name} is '{path}', expected UTF-8, byte {error.start} is not: iconv -t UTF-8 converts it."
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{name} is {str(path)!r}, which cannot be read ({reason}): choose another file.") from None
+
+
 def _target(path: str | Path, name: str = "path") -> Path:
     """Follow symbolic links and return the file to replace. Raise UnwritableError if it exists and is not a regular file."""
     target = Path(os.path.realpath(path))
@@ -107,7 +128,7 @@ def _target(path: str | Path, name: str = "path") -> Path:
 
 
 @contextmanager
-def _one_sentence(path: str | Path, name: str = "path") -> Iterator[None]:
+def unwritable_errors(path: str | Path, name: str = "path") -> Iterator[None]:
     """Turn errors of the system into an UnwritableError: one sentence that names the argument."""
     try:
         yield

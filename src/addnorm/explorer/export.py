@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import addnorm
-from addnorm._util.files import UnwritableError
+from addnorm._util.files import UnwritableError, unwritable_errors
 from addnorm._util.jsonio import dumps_line
 from addnorm._util.norms import KINDS
 from addnorm._util.optional import install_command
@@ -303,7 +303,7 @@ def check_target(folder: Path) -> None:
     sentence = f"folder is '{folder}'"
     if folder.is_symlink():
         raise UnwritableError(f"{sentence}, a symbolic link, expected a folder: {remedy}.")
-    try:
+    with unwritable_errors(folder, "folder"):
         if not folder.exists():
             return
         if not folder.is_dir():
@@ -315,10 +315,6 @@ def check_target(folder: Path) -> None:
             raise UnwritableError(
                 f"{sentence}, which has other files, expected an empty folder or an export: {remedy}."
             )
-    except UnwritableError:
-        raise
-    except OSError as error:
-        raise UnwritableError(f"{sentence}, which cannot be read ({error.strerror}): {remedy}.") from None
 
 
 def _read_manifest(folder: Path) -> list[str]:
@@ -336,18 +332,14 @@ def _atomic_folder(folder: Path) -> Iterator[Path]:
     mark = f"{os.getpid()}-{os.urandom(4).hex()}"
     new, old = (folder.with_name(f".{folder.name[:100]}.{mark}.{kind}") for kind in ("tmp", "old"))
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        new.mkdir()
-        yield new
-        check_target(folder)  # meanwhile it may have become another folder
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-    except OSError as error:
-        if isinstance(error, UnwritableError) or error.errno is None:
-            raise
-        reason = f"which cannot be written ({error.strerror})"
-        raise UnwritableError(f"folder is '{folder}', {reason}: choose another path.") from error
+        with unwritable_errors(folder, "folder"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            new.mkdir()
+            yield new
+            check_target(folder)  # meanwhile it may have become another folder
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
     finally:
         if old.exists() and not folder.exists():
             old.rename(folder)

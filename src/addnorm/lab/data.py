@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from addnorm._util import files
+
 Part = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 PIECES = 100  # pieces that the text is cut into
@@ -150,17 +152,4 @@ def read_text(path: str | Path) -> Text:
         >>> read_text(path).name
         'poem.txt'
     """
-    path = Path(path)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ValueError(f"text is '{path}', expected a text file: there is no such file.") from None
-    except IsADirectoryError:
-        raise ValueError(f"text is '{path}', a directory, expected a text file.") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"text is '{path}', expected UTF-8, byte {error.start} is not: iconv -t UTF-8 converts it."
-        ) from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise ValueError(f"text is {str(path)!r}, which cannot be read: {error}.") from None
-    return Text(path.name, text)
+    return Text(Path(path).name, files.read_text(path, "text"))

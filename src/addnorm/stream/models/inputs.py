@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.files import read_text
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.snapshot import preserve_state
 from addnorm.stream.models.hf import ModelLoadError, first_line, iter_settings, load_tensors, read_settings
@@ -239,20 +240,9 @@ def read_texts(path: Path) -> tuple[str, ...]:
         ModelLoadError: the file cannot be read or has no text.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError:
-        raise ModelLoadError(f"--text is '{path}', expected a text file: the file does not exist.") from None
-    except IsADirectoryError:
-        raise ModelLoadError(f"--text is '{path}', a directory, expected a text file: one text a line.") from None
-    except UnicodeDecodeError as error:
-        raise ModelLoadError(
-            f"--text is '{path}', expected UTF-8, byte {error.start} is not: iconv -t UTF-8 converts it."
-        ) from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        reason = getattr(error, "strerror", None) or error
-        raise ModelLoadError(
-            f"--text is {str(path)!r}, which cannot be read ({reason}): choose another file."
-        ) from None
+        lines = read_text(path, "--text").splitlines()
+    except ValueError as error:
+        raise ModelLoadError(error) from None
     texts = tuple(line.strip() for line in lines if line.strip())
     if not texts:
         raise ModelLoadError(f"--text is '{path}', which has no text, expected one text a line.")
