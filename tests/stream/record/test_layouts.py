@@ -1,4 +1,4 @@
-"""Tests of `record`, `decompose` and `ablate` in every layout: each number against its formula on the model's own tensors."""
+"""Tests of `record`, `decompose` and `ablate` in every layout: each number against its formula on the values by hand."""
 
 import statistics
 
@@ -7,154 +7,112 @@ import torch
 from torch import Tensor
 
 import addnorm
-from support.instrumented_model import REFERENCE, compare_write
-from support.layout_models import MODELS, D, make
+from support.instrumented_model import REFERENCE, column, compute_loss
+from support.random_models.chains import make_chain
+from support.random_models.layouts import Sizes
+from support.random_models.numbers import compare_ablations, compare_components, compare_recording
+from support.random_models.sublayers import Attention, Mixer, Multihead
+from support.torch_transformers import D, make_transformer
 
-EXACT = {"rel": 1e-9, "abs": 1e-12}
-
-
-def compute_loss(outputs):
-    """Return a loss whose gradient differs between all elements."""
-    generator = torch.Generator().manual_seed(7)
-    parts = outputs if isinstance(outputs, tuple) else (outputs,)
-    return torch.stack([
-        (y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum() for y in parts
-    ]).sum()  # fmt: skip
+EXACT = 1e-9  # relative tolerance in float64
 
 
-def similarity(t):
-    """Return the mean cosine between two tokens of a sequence, pair by pair."""
-    cosines = [
-        float(s[i] @ s[j] / (s[i].norm() * s[j].norm()))
-        for s in t
-        for i in range(len(s))
-        for j in range(len(s))
-        if i != j
-    ]
-    return sum(cosines) / len(cosines)
+class Windows(Attention):
+    """Attention in windows of 2 x 2 of an image, shifted in the second layer (Swin)."""
+
+    shift = 0
+
+    def forward(self, x):
+        batch, height, width, d = x.shape
+        x = x.roll((-self.shift, -self.shift), (1, 2))
+        tokens = x.view(batch, height // 2, 2, width // 2, 2, d).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, d)
+        y = self.core(tokens).view(batch, height // 2, width // 2, 2, 2, d).permute(0, 1, 3, 2, 4, 5)
+        return y.reshape(x.shape).roll((self.shift, self.shift), (1, 2))
 
 
-def top(t):
-    magnitudes = t.abs().flatten().tolist()
-    return max(magnitudes) / statistics.median(magnitudes)
-
-
-def run(name):
-    """Return a recording of one forward and backward, and the tensors of the same forward."""
-    model, inputs = make(name)
-    leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
-    with addnorm.record(model) as rec:
-        compute_loss(model(*leaves)).backward()
-    model.zero_grad()
-    model.seen = {}
-    compute_loss(model(*(t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs))).backward()
-    seen, model.seen = model.seen, None
-    return rec, seen, model, inputs
-
-
-def column(rec, stream, role, statistic):
-    return [value for site, value in rec.series(role, statistic, stream=stream) if site.layer is not None]
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def recorded(request):
-    return (request.param, *run(request.param))
-
-
-def pair_streams(rec, seen):
-    assert len(rec.streams) == len(seen) > 0
-    assert all(seen.values())
-    return [*zip(rec.streams, seen.values(), strict=True)]
-
-
-def arranged(sublayer, name):
-    return sublayer.arrange(getattr(sublayer, name)).detach()
-
-
-ROLES = {"in": "x", "read": "read", "raw": "raw", "write": "raw"}
-FORMULAS = {
-    **{
-        (role, name): lambda s, get=get, formula=formula: formula(arranged(s, get))
-        for role, get in ROLES.items()
-        for name, formula in REFERENCE.items()
-    },
-    **{
-        ("write", name): lambda s, name=name: compare_write(arranged(s, "x"), arranged(s, "raw"))[name]
-        for name in ("ratio", "cosine")
-    },
+# Sizes that could be confused are equal.
+MODELS = {
+    "sequence first": {"layouts": ["sequence"]},
+    "sequence first, as many tokens as sequences": {"layouts": ["sequence"], "sizes": Sizes(4, 2, 2, 8)},
+    "torch, sequence first": {"layouts": ["sequence"], "first": Multihead},
+    "mixer, sequence first": {"layouts": ["sequence"], "first": Mixer},
+    "embedding, sequence first": {"layouts": ["sequence"], "begin": "embedding"},
+    "no mixing, sequence first": {"layouts": ["sequence"], "letters": "f"},
+    "windows": {"layouts": ["image"], "first": Windows, "sizes": Sizes(2, 4, 6, 8)},
+    "flat tokens": {"layouts": ["flat"]},
+    "two layouts": {"layouts": ["batch", "image channels"], "letters": "ao"},
 }
 
 
-def test_statistics_of_sublayers(recorded):
-    _, rec, seen, *_ = recorded
-    for stream, sublayers in pair_streams(rec, seen):
-        for (role, statistic), formula in FORMULAS.items():
-            values = column(rec, stream, role, statistic)
-            assert values == pytest.approx([*map(formula, sublayers)], **EXACT), (role, statistic)
+@pytest.fixture(scope="module", params=MODELS)
+def case(request):
+    case = make_chain(**MODELS[request.param])
+    for k, layer in enumerate(case.model.layers):
+        layer.steps[0].f.shift = k
+    return case
 
 
-def test_statistics_and_gradients_of_states(recorded):
-    _, rec, seen, *_ = recorded
-    for stream, sublayers in pair_streams(rec, seen):
-        states = [(sublayers[0].arrange, sublayers[0].x), *((s.arrange, s.out) for s in sublayers)]
-        for statistic, formula in {**REFERENCE, "similarity": similarity, "top": top}.items():
-            values = [value for _, value in rec.series("out", statistic, stream=stream)]
-            expected = [formula(arrange(t).detach()) for arrange, t in states]
-            assert values == pytest.approx(expected, **EXACT), statistic
-        for statistic, formula in REFERENCE.items():
-            values = [value for _, value in rec.series("grad", statistic, stream=stream)]
-            expected = [formula(arrange(t.grad)) for arrange, t in states]
-            assert values == pytest.approx(expected, **EXACT), statistic
+@pytest.fixture(scope="module")
+def inspection(case):
+    return addnorm.inspect(case.model, *case.inputs)
+
+
+@pytest.mark.parametrize("compare", [compare_recording, compare_components, compare_ablations])
+def test_numbers_equal_those_by_hand(compare, case, inspection):
+    assert [*compare(case, inspection, EXACT)] == []
+
+
+def top(t):
+    magnitudes = t.detach().abs().flatten().tolist()
+    return max(magnitudes) / statistics.median(magnitudes)
+
+
+def test_gradients_and_norms_equal_those_by_hand(case):
+    model, (x,) = case.model, case.inputs
+    with addnorm.record(model) as rec:
+        compute_loss(model(x)).backward()
+    trace = model.trace(x)
+    states = [trace.start, *(site.out for site in trace.sites)]
+    for state in states:
+        state.retain_grad()
+    compute_loss(trace.end).backward()
+    assert [value for _, value in rec.series("out", "top")] == pytest.approx([*map(top, states)], rel=EXACT)
+    for name, formula in REFERENCE.items():
+        values = [value for _, value in rec.series("grad", name)]
+        assert values == pytest.approx([formula(state.grad) for state in states], rel=EXACT), name
+    rstds = [(site.x.detach().var(-1, correction=0) + 1e-5).rsqrt() for site in trace.sites]
+    for name, reduce in (("rstd", Tensor.mean), ("rstd_min", Tensor.min), ("rstd_max", Tensor.max)):
+        expected = [float(reduce(rstd)) for rstd in rstds]
+        assert column(rec, "norm_in", name) == pytest.approx(expected, rel=EXACT), name
     assert rec.metadata.keys().isdisjoint({"omitted", "note"})
 
 
-def test_norms(recorded):
-    _, rec, seen, *_ = recorded
-    for stream, sublayers in pair_streams(rec, seen):
-        inputs = [s.arrange(s.normed).detach() for s in sublayers if s.normed is not None]
-        rstds = [1 / (((x - x.mean(-1, keepdim=True)).square().mean(-1) + 1e-5).sqrt()) for x in inputs]
-        for statistic, reduce in (("rstd", Tensor.mean), ("rstd_min", Tensor.min), ("rstd_max", Tensor.max)):
-            expected = [float(reduce(rstd)) for rstd in rstds]
-            values = column(rec, stream, "norm_in", statistic)
-            assert values == pytest.approx(expected, **EXACT), statistic
+def run_averaged(model, x, number):
+    """Return the output of a chain by hand, where the write of one sublayer is replaced by its mean over all tokens."""
+    x = model.start(x)
+    for k, step in enumerate(step for layer in model.layers for step in layer.steps):
+        site = step.by_hand(x)
+        x = x + site.write.mean((0, 1)) if k == number else site.out
+    return model.finish(x, by_hand=True)
 
 
-def test_balance_and_components_are_of_the_writes(recorded):
-    name, rec, seen, model, inputs = recorded
-    for stream, sublayers in pair_streams(rec, seen):
-        sheet = rec.balances[stream]
-        if name == "class token":
-            assert sheet.reason == "tokens join or leave the stream before add 3"
-            with pytest.raises(ValueError, match=sheet.reason):
-                addnorm.decompose(model, *inputs)
-            continue
-        assert sheet.reason == ""
-        x = arranged(sublayers[-1], "out")
-        writes = [arranged(sublayers[0], "x"), *(arranged(s, "raw") for s in sublayers)]
-        assert sheet.tokens == x.shape[0] * x.shape[1]
-        amounts = [float(((write * x).sum(-1) / x.norm(dim=-1)).mean()) for write in writes]
-        assert [*sheet.amounts] == pytest.approx(amounts, **EXACT)
-        parts = addnorm.decompose(model, *inputs, stream=stream if len(rec.streams) > 1 else None)
-        components, shares = parts.components(), parts.shares()
-        assert len(components) == len(writes)
-        for source, write in zip(components, writes, strict=True):
-            assert components[source].shape[-1] == D
-            assert REFERENCE["l2"](components[source]) == pytest.approx(REFERENCE["l2"](write), **EXACT)
-            share = float(((write * x).sum(-1) / x.square().sum(-1)).mean())
-            assert float(shares[source].mean()) == pytest.approx(share, **EXACT)
+def test_mean_over_all_tokens(case, inspection):
+    for number in (0, len(inspection.sites) - 1):
+        with torch.no_grad(), addnorm.ablate(inspection.sites[number], mode="mean"):
+            output = case.model(*case.inputs)
+        torch.testing.assert_close(output, run_averaged(case.model, *case.inputs, number))
 
 
-def test_mean_over_all_tokens(recorded):
-    _, rec, seen, model, inputs = recorded
-    inspection = addnorm.inspect(model, *inputs)
-    for stream, name in zip(inspection.streams, seen, strict=True):
-        for number in (0, len(stream.sites) - 1):
-            with torch.no_grad():
-                model.averaged = name, number
-                expected = model(*inputs)
-                model.averaged = None
-                with addnorm.ablate(stream.sites[number], mode="mean"):
-                    output = model(*inputs)
-            assert output is not expected
-            torch.testing.assert_close(output, expected)
-    assert {site.id for site in inspection.sites} < {site.id for site in rec.sites}
+def test_streams_of_a_transformer_have_the_numbers_of_any_order():
+    tables = []
+    for batch_first in (True, False):
+        torch.manual_seed(0)
+        model = make_transformer(batch_first=batch_first, dtype=torch.float64)
+        inputs = [torch.randn(3, tokens, D, dtype=torch.float64) for tokens in (6, 4)]
+        with addnorm.record(model) as rec:
+            y = model(*(x if batch_first else x.transpose(0, 1) for x in inputs))
+            compute_loss(y if batch_first else y.transpose(0, 1)).backward()
+        tables.append(rec.table())
+    assert [row[:-1] for row in tables[0]] == [row[:-1] for row in tables[1]]
+    assert len(rec.streams) == 2
+    assert [row.value for row in tables[1]] == pytest.approx([row.value for row in tables[0]], rel=EXACT)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import addnorm
 from addnorm.stream.record import sample
-from support import layout_models
 from support.instrumented_model import Block, D, record
+from support.random_models.chains import make_chain
 
 
 class Pointwise(nn.Module):
@@ -58,8 +58,8 @@ def test_similarity_ignores_nan_of_masked_token():
 
 
 def test_one_token_of_sequence_first_has_no_similarity():
-    model, (x,) = layout_models.make("sequence first")
-    assert all(map(math.isnan, similarities(record(model, x[:1]))))
+    case = make_chain(["sequence"])
+    assert all(map(math.isnan, similarities(record(case.model, case.inputs[0][:, :1]))))
 
 
 def test_empty_batch_has_no_components():
@@ -106,12 +106,8 @@ def test_write_is_rounded_as_it_is_added():
 
 
 def test_mask_of_image_holds_for_flat_values():
-    def attend(attention, pixels):
-        return attention(pixels.flatten(1, 2)).view(pixels.shape)
-
-    torch.manual_seed(2)
-    model = layout_models.Logged(layout_models.chain(layout_models.grid, attend))
-    x, mask = torch.randn(3, 2, 4, layout_models.D), torch.rand(3, 2, 4) > 0.3
-    rec = record(model, x, tokens=mask)
+    case = make_chain(["image"])
+    mask = torch.rand(3, 2, 3) > 0.3
+    rec = record(case.model, *case.inputs, tokens=mask)
     assert "omitted" not in rec.metadata
-    assert rec.table() == record(model, x, tokens=mask.flatten(1)).table()
+    assert rec.table() == record(case.model, *case.inputs, tokens=mask.flatten(1)).table()

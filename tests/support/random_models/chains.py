@@ -1,13 +1,13 @@
 """Chains: random models of one stream whose sublayers follow each other, for any rule of rows.py."""
 
-from __future__ import annotations
-
+import random
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from support.answers import ANY, Answer, Stream
+from support.families import shake
 from support.random_models.layouts import Layout, Sizes
 from support.random_models.model import RandomModel, Trace
 from support.random_models.norms import SpelledNorm, draw_norm
@@ -15,7 +15,7 @@ from support.random_models.rows import RULES
 from support.random_models.steps import Step, draw_add, propagate
 from support.random_models.sublayers import draw_sublayer
 
-VOCAB = 31
+VOCAB, SMALL = 31, Sizes(3, 2, 3, 8)
 
 
 @dataclass
@@ -310,3 +310,16 @@ def build_chain(rng, seed):
     model = Chain(rng, options)
     answer = Answer((model.answer(),), constructs=frozenset(options.constructs))
     return RandomModel(seed, model, (make_input(options, torch.Generator().manual_seed(seed)),), answer, Chain.trace)
+
+
+def make_chain(layouts, begin="linear", letters="af", sizes=SMALL, first=None):
+    """Return a pre-LN chain of two layers in the given layouts, in float64; `first` is the first sublayer of each layer."""
+    layouts = [Layout(layouts[k % len(layouts)], sizes) for k in range(2)]
+    options = Options("pre_ln", sizes, layouts, letters, 2, True, ("nn.LayerNorm", 1e-5), begin=begin)
+    torch.manual_seed(0)
+    model = Chain(random.Random(0), options)
+    for layer, layout in zip(model.layers, layouts, strict=True):
+        layer.steps[0].f = first(layout) if first else layer.steps[0].f
+    x = make_input(options, torch.Generator().manual_seed(0))
+    inputs = (x.double() if x.is_floating_point() else x,)
+    return RandomModel(0, shake(model.eval()).double(), inputs, Answer((model.answer(),)), Chain.trace)

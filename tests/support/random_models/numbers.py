@@ -10,6 +10,7 @@ import torch
 
 import addnorm
 from addnorm import Learned
+from support.instrumented_model import REFERENCE, compare_write, similarity
 from support.random_models.chains import Chain
 
 TOLERANCE = 1e-4
@@ -29,8 +30,9 @@ def list_branches(inspection):
     return [site for site in inspection.sites if site.role == "branch"]
 
 
-def compare_recording(case, inspection, trace):
+def compare_recording(case, inspection, tolerance=TOLERANCE):
     """Yield the differences of a recording from the numbers by hand."""
+    trace = trace_by_hand(case)
     with addnorm.record(case.model, grads=False) as rec, torch.no_grad():
         case.model(*case.inputs)
     constructs = case.answer.constructs
@@ -48,11 +50,11 @@ def compare_recording(case, inspection, trace):
                 continue
             actual = numbers.get((site.id, role, name))
             if actual is None or not (
-                actual == expected or abs(actual - expected) <= TOLERANCE * max(1.0, abs(expected))
+                actual == expected or abs(actual - expected) <= tolerance * max(1.0, abs(expected))
             ):
                 yield f"{site.id}: {role} {name} {actual}, by hand {expected:.6g}"
     if trace.components:
-        yield from _compare_balance(rec, inspection, trace)
+        yield from _compare_balance(rec, inspection, trace, tolerance)
 
 
 STATISTICS = ("l2", "rms", "max", "ratio", "cosine", "similarity")
@@ -67,24 +69,17 @@ def _series(rec, role, name):
 
 def _statistics_by_hand(site):
     """Yield role, name and value of the statistics by their definition."""
-    for role, name in ROLES.items():
-        t = getattr(site, name).detach()
-        lengths = t.norm(dim=-1)
-        yield role, "l2", float(lengths.mean())
-        yield role, "rms", float(t.square().mean().sqrt())
-        yield role, "max", float(t.abs().max())
-    x, write, out = site.x.detach(), site.write.detach().expand_as(site.x), site.out.detach()
-    yield "write", "ratio", float((write.norm(dim=-1) / x.norm(dim=-1)).mean())
-    dots = (x * write).sum(-1) / (x.norm(dim=-1) * write.norm(dim=-1)).clamp_min(1e-300)
-    yield "write", "cosine", float(dots.mean())
-    tokens = out.flatten(1, -2)
-    unit = tokens / tokens.norm(dim=-1, keepdim=True)
-    n = tokens.shape[1]
-    if n > 1:
-        yield "out", "similarity", float(((unit @ unit.mT).sum((1, 2)) - n).div(n * (n - 1)).mean())
+    for role, attribute in ROLES.items():
+        for name, formula in REFERENCE.items():
+            yield role, name, formula(getattr(site, attribute))
+    for name, value in compare_write(site.x, site.write.expand_as(site.x)).items():
+        yield "write", name, value
+    tokens = site.out.flatten(1, -2)
+    if tokens.shape[1] > 1:
+        yield "out", "similarity", similarity(tokens)
 
 
-def _compare_balance(rec, inspection, trace):
+def _compare_balance(rec, inspection, trace, tolerance):
     """Yield the differences of the balance sheet: for each source the mean of <c, x> / |x|."""
     sheet = rec.balances[inspection.streams[0].name]
     if sheet.reason:
@@ -98,7 +93,7 @@ def _compare_balance(rec, inspection, trace):
         expected = float(((part * end).sum(-1) / end.norm(dim=-1)).mean().detach())
         others = [site.id for site in inspection.sites if site.role == "injection"] if source == "norm biases" else []
         actual = sum(amounts.get(name, 0.0) for name in (source, *others))
-        if not abs(actual - expected) <= TOLERANCE * max(1.0, abs(expected)):
+        if not abs(actual - expected) <= tolerance * max(1.0, abs(expected)):
             yield f"balance of {source}: {actual}, by hand {expected:.6g}"
 
 
@@ -108,8 +103,9 @@ def _name_components(inspection, trace):
     return list(zip(("x_0", *ids, "norm biases"), trace.components, strict=True))
 
 
-def compare_components(case, inspection, trace):
+def compare_components(case, inspection, tolerance=TOLERANCE):
     """Yield the differences of `decompose` from the components by hand."""
+    trace = trace_by_hand(case)
     parts = addnorm.decompose(case.model, *case.inputs)
     canonical = _make_canonical(case)
     actual = {name: canonical(part) for name, part in parts.components().items()}
@@ -120,9 +116,9 @@ def compare_components(case, inspection, trace):
         expected = component.expand_as(trace.sites[-1].out)
         size = float(trace.sites[-1].out.norm())
         if part is None:
-            if float(expected.norm()) > TOLERANCE * size:
+            if float(expected.norm()) > tolerance * size:
                 yield f"component {source} is missing"
-        elif part.shape != expected.shape or not float((part - expected).norm()) <= TOLERANCE * size:
+        elif part.shape != expected.shape or not float((part - expected).norm()) <= tolerance * size:
             yield f"component {source} {tuple(part.shape)} differs from that by hand {tuple(expected.shape)}"
 
 
@@ -134,12 +130,12 @@ def _make_canonical(case):
     return replace(layout, name=layout.name.removesuffix("channels").strip() or "batch").undo
 
 
-def compare_ablations(case, inspection, every=1):
-    """Yield the differences of `ablate` from the forward by hand without that write."""
-    for k, site in enumerate(list_branches(inspection)[::every]):
+def compare_ablations(case, inspection, tolerance=TOLERANCE):
+    """Yield the differences of `ablate`, at every second site, from the forward by hand without that write."""
+    for k, site in [*enumerate(list_branches(inspection))][::2]:
         with addnorm.ablate(site), torch.no_grad():
             actual = case.model(*case.inputs)
-        expected = trace_by_hand(case, without=k * every).end
+        expected = trace_by_hand(case, without=k).end
         error = float((actual - expected).norm() / expected.norm())
-        if not error <= TOLERANCE:
+        if not error <= tolerance:
             yield f"ablate {site.id}: relative error {error:.1e}"
