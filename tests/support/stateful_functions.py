@@ -81,35 +81,6 @@ class FunctionAttribute(Fresh):
         return getattr(type(self).grow, "n", 0)
 
 
-def memoized(f):
-    known = {}
-
-    @functools.wraps(f)
-    def call(key):
-        if key not in known:
-            known[key] = f(key)
-        return known[key]
-
-    call.known = known
-    return call
-
-
-@memoized
-def cell(key):
-    return [0]
-
-
-class MemoizedFunction(Fresh):
-    def setup(self):
-        cell.known.clear()
-
-    def grow(self):
-        cell("calls")[0] += 1
-
-    def count(self):
-        return cell("calls")[0]
-
-
 def collect(value, values=[]):  # noqa: B006
     values.append(value)
     return values
@@ -143,15 +114,6 @@ class Partial(Fresh):
 
     def count(self):
         return len(self.grow.args[0])
-
-
-class ReplacedMethod(State):
-    def value(self, x):
-        self.value = self.later
-        return 1.0
-
-    def later(self, x):
-        return 2.0
 
 
 class ReplacedClass(State):

@@ -10,7 +10,7 @@ import random
 import threading
 import weakref
 from array import array
-from collections import OrderedDict, deque, namedtuple
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -67,16 +67,6 @@ class BufferAndNumber(State):
         return self.t[:n]
 
 
-class TensorAndFlag(State):
-    def setup(self):
-        self.t, self.is_ready = torch.zeros(9, D), False
-
-    def value(self, x):
-        if not self.is_ready:
-            self.t[: x.shape[1]], self.is_ready = table(x), True
-        return self.t[: x.shape[1]]
-
-
 class ReplacedBuffer(State):
     def setup(self):
         self.register_buffer("t", None)
@@ -125,27 +115,7 @@ class ViewOfBuffer(State):
         return self.t.sum(0)
 
 
-class CachedProperty(State):
-    @functools.cached_property
-    def t(self):
-        return torch.zeros(D)
-
-    def value(self, x):
-        self.t.add_(1)
-        return self.t
-
-
 # Counters in containers and objects.
-
-
-class Number(Fresh):
-    n = 0
-
-    def grow(self):
-        self.n += 1
-
-    def count(self):
-        return self.n
 
 
 class Slots(Fresh):
@@ -246,7 +216,6 @@ def add_call(item):
     item.n = count_calls(item) + 1
 
 
-Pair = namedtuple("Pair", "a b")
 HELD = {
     "NestedContainers": (
         lambda: ({"a": [{1: ([],)}]},), lambda t: t[0]["a"][0][1][0].append(1), lambda t: len(t[0]["a"][0][1][0])
@@ -259,7 +228,6 @@ HELD = {
     "Object": (
         lambda: SimpleNamespace(inner=type("Holder", (), {})()), lambda other: add_call(other.inner), lambda other: count_calls(other.inner)
     ),
-    "ObjectInTuple": (lambda: Pair(1, SimpleNamespace(n=0)), lambda pair: add_call(pair.b), lambda pair: pair.b.n),
     "NumpyArray": (lambda: numpy.zeros(2), lambda numbers: numbers.put(1, numbers[1] + 1), numpy.sum),
     "ResizedArray": (lambda: numpy.zeros(2), lambda numbers: numbers.resize(len(numbers) + 1, refcheck=False), len),
     "ReshapedArray": (

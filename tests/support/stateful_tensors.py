@@ -7,7 +7,7 @@ import numpy
 import torch
 from torch import nn
 
-from support.stateful_models import STATES, D, Fresh, State
+from support.stateful_models import STATES, D, State
 
 
 class Learned(State):
@@ -120,17 +120,6 @@ class Registered(State):
         return self.inner(self.scale + self.offset)
 
 
-class ParameterList(Fresh):
-    def setup(self):
-        self.weights = nn.ParameterList([torch.ones(D)])
-
-    def grow(self):
-        self.weights.append(torch.ones(D))
-
-    def count(self):
-        return len(self.weights)
-
-
 class Hook(State):
     def setup(self):
         self.inner = nn.Identity()
@@ -153,24 +142,6 @@ class LazyInList(State):
 
     def value(self, x):
         return self.hidden[0](x)
-
-
-class RunningStatistics(State):
-    def setup(self):
-        self.norm = nn.BatchNorm1d(D)
-
-    def value(self, x):
-        self.norm.train()
-        self.norm(x.flatten(0, 1))
-        return self.norm.eval()(x.flatten(0, 1)).view_as(x)
-
-
-class SpectralNorm(State):
-    def setup(self):
-        self.f = nn.utils.parametrizations.spectral_norm(nn.Linear(D, D)).train()
-
-    def value(self, x):
-        return self.f.train()(x)
 
 
 class RemovedParametrization(State):
