@@ -3,7 +3,9 @@
 import json
 from collections import Counter
 
+from addnorm._util.blocks import Column, Table
 from addnorm._util.numbers import format_number
+from addnorm._util.render import to_markdown
 from support import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "zoo.json"
@@ -60,7 +62,8 @@ def render(rows):
         for use in USES
         if row.get(use, "ok").startswith(("crash", "wrong", LATE))
     ]
-    parts = [HEAD, f"**{summarize(rows)}**", _render_counts(rows), ""]
+    packages = {row["package"]: [one for one in rows if one["package"] == row["package"]] for row in rows}
+    parts = [HEAD, f"**{summarize(rows)}**", "", _render_counts(packages), ""]
     ran = {use: sum(row.get(use, NOT_RUN) != NOT_RUN for row in rows) for use in USES}
     parts += [
         "Right results or refusals in a sentence, of the models on which the function was run: "
@@ -68,16 +71,9 @@ def render(rows):
         + ".",
         *(["", *(f"- {line}" for line in crashes)] if crashes else []),
     ]
-    for package in dict.fromkeys(row["package"] for row in rows):
-        mine = [row for row in rows if row["package"] == package]
-        parts += [
-            "",
-            f"## {package} {mine[0]['version']}",
-            "",
-            "| model | answer | `inspect` | closure | verdict |",
-            "| :-- | :-- | :-- | --: | :-- |",
-        ]
-        parts += [_render_row(row) for row in mine]
+    head = "model", "answer", "`inspect`", Column("closure", "right"), "verdict"
+    for name, mine in packages.items():
+        parts += ["", f"## {name} {mine[0]['version']}", "", to_markdown(Table(head, map(_list_cells, mine)))]
     return "\n".join(parts) + "\n"
 
 
@@ -85,32 +81,23 @@ def _is_fine(result):
     return not result.startswith(("crash", "wrong", LATE, NOT_RUN))
 
 
-def _render_counts(rows):
-    lines = [
-        "",
-        "| package | version | models | " + " | ".join(WORDS) + " |",
-        "| :-- | :-- | --: |" + " --: |" * len(WORDS),
-    ]
-    for package in dict.fromkeys(row["package"] for row in rows):
-        mine = [row for row in rows if row["package"] == package]
-        count = Counter(row["verdict"] for row in mine)
-        lines.append(
-            f"| {package} | {mine[0]['version']} | {len(mine)} | "
-            + " | ".join(str(count[word] or "") for word in WORDS)
-            + " |"
-        )
-    return "\n".join(lines)
+def _render_counts(packages):
+    lines = []
+    for name, rows in packages.items():
+        count = Counter(row["verdict"] for row in rows)
+        lines.append([name, rows[0]["version"], str(len(rows)), *(str(count[word] or "") for word in WORDS)])
+    return to_markdown(Table(["package", "version", *(Column(word, "right") for word in ("models", *WORDS))], lines))
 
 
-def _render_row(row):
+def _list_cells(row):
     names = row.get("wiring")
     said = ", ".join(name or "no name" for name in names) if names else ("no stream" if names is not None else "")
-    closure = row.get("closure")
-    detail = f": {_cell(row['detail'])}" if row.get("detail") else ""
-    return f"| {row['model']} | {_cell(row.get('expected', ''))} | {said} | {format_number(closure, 1)} | {row['verdict']}{detail} |"
+    detail = f": {_shorten(row['detail'])}" if row.get("detail") else ""
+    closure = format_number(row.get("closure"), 1)
+    return [row["model"], _shorten(row.get("expected", "")), said, closure, f"{row['verdict']}{detail}"]
 
 
-def _cell(text):
+def _shorten(text):
     """Return text that fits into a cell of a Markdown table."""
-    text = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    text = " ".join(text.split()).replace("<", "&lt;")
     return text if len(text) <= 300 else text[:299] + "…"
