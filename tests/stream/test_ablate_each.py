@@ -5,13 +5,13 @@ import io
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
 from torch.nn import functional as F
 
 import addnorm
 from addnorm.stream.find.equation_errors import check_repeated
 from addnorm.stream.outputs import find_loss
 from support.scaled_model import D, Model, run_scaled
+from support.stacks import torch_encoder
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_effects_equal_those_without_the_write(inspected, x):
 
 
 def test_runs_use_the_same_dropout(x):
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, dropout=0.5, batch_first=True), 2).train()
+    model = torch_encoder(dropout=0.5).train()
     inspection = addnorm.inspect(model, x)
     torch.manual_seed(5)
     change = addnorm.ablate_each(inspection, x, sites=inspection.sites[:1])[0].output_change

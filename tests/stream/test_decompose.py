@@ -5,24 +5,14 @@ import torch
 from torch import Tensor, nn
 
 import addnorm
-from addnorm import wirings
-from support.families import families
+from support import stacks
+from support.families import families, shake
 
 D = 16
 WIRINGS = (
-    *(
-        "pre_ln",
-        "sandwich",
-        "peri_ln",
-        "reordered",
-        "layernorm_scaling",
-        "no_norm",
-        "parallel",
-        "depth_mup",
-        "layer_scale",
-    ),
-    *("post_ln", "deepnorm", "mix_ln", "admin"),
-)
+    "pre_ln", "sandwich", "peri_ln", "reordered", "layernorm_scaling", "no_norm", "parallel", "depth_mup", "layer_scale",
+    "post_ln", "deepnorm", "mix_ln", "admin",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -31,14 +21,7 @@ def x():
 
 
 def encoder(wiring, **options):
-    torch.manual_seed(0)
-    model = addnorm.nn.Encoder(3, D, nhead=2, wiring=wirings.get(wiring), **options).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.dim() < 2:
-                p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.3)
-    return model
+    return shake(stacks.encoder(wiring, 3, **options))
 
 
 @pytest.mark.parametrize("wiring", WIRINGS)

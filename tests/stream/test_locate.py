@@ -5,14 +5,14 @@ import torch
 
 import addnorm
 from support.families import shake
+from support.stacks import encoder, torch_encoder
 
 LAYERS, D = 3, 16
 
 
 @pytest.fixture(scope="module", params=["pre_ln", "post_ln", "peri_ln"])
 def case(request):
-    torch.manual_seed(0)
-    model = shake(addnorm.nn.Encoder(LAYERS, D, nhead=2, wiring=request.param).eval())
+    model = shake(encoder(request.param, LAYERS))
     x = torch.randn(3, 5, D)
     return model, x, addnorm.inspect(model, x)
 
@@ -105,8 +105,7 @@ class WithStates(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        layer = torch.nn.TransformerEncoderLayer(D, 2, 2 * D, batch_first=True, norm_first=True)
-        self.encoder = torch.nn.TransformerEncoder(layer, LAYERS, torch.nn.LayerNorm(D), enable_nested_tensor=False)
+        self.encoder = torch_encoder(True, LAYERS, torch.nn.LayerNorm(D))
         self.named = True
 
     def forward(self, x):

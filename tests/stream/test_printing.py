@@ -6,15 +6,14 @@ import pytest
 import torch
 
 import addnorm
+from support.stacks import torch_encoder
 
 SITES = ["layers.0.self_attn", "layers.0", "layers.1.self_attn", "layers.1"]
 
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
-    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return torch_encoder(dropout=0.0).train()
 
 
 @pytest.fixture(scope="module")

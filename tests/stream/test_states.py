@@ -10,14 +10,13 @@ from torch import nn
 import addnorm
 from addnorm import Learned, Row
 from support.families import shake
+from support.stacks import encoder, torch_encoder
 
 LAYERS, D = 3, 16
 
 
 def make_model(norm_first=True, num_layers=LAYERS, **options):
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(D, 2, 32, **{"batch_first": True, "norm_first": norm_first, **options})
-    return shake(nn.TransformerEncoder(layer, num_layers, nn.LayerNorm(D), enable_nested_tensor=False).eval())
+    return shake(torch_encoder(norm_first, num_layers, nn.LayerNorm(D), **options))
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["pre_ln", "post_ln"])
@@ -88,9 +87,9 @@ def test_ends_of_the_stream_are_compared(case):
 )
 def test_factors_are_compared_by_their_numbers(wiring):
     x = torch.randn(2, 5, D)
-    model = shake(addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring).eval())
+    model = shake(encoder(wiring))
     other = replace(wiring, a=wiring.a * 1.1) if isinstance(wiring.b, float) else wiring
-    twin = addnorm.nn.Encoder(2, D, nhead=2, wiring=other).eval()
+    twin = encoder(other)
     twin.load_state_dict(model.state_dict())
     if other is wiring:
         with torch.no_grad():
@@ -145,56 +144,17 @@ def test_another_implementation_agrees(case):
     assert sentence.startswith("all residual terms agree; the difference begins inside the feed-forward of layer 2")
 
 
-class OwnBert(nn.Module):
-    """BERT by hand with other names, on the parts of transformers' BertModel."""
-
-    def __init__(self, bert):
-        super().__init__()
-        self.words, self.places, self.types = (
-            getattr(bert.embeddings, f"{name}_embeddings") for name in ("word", "position", "token_type")
-        )
-        layers = bert.encoder.layer
-        self.heads = bert.config.num_attention_heads
-        self.first = bert.embeddings.LayerNorm
-        self.projections = nn.ModuleList(
-            nn.ModuleList([own.query, own.key, own.value, layer.attention.output.dense])
-            for layer in layers for own in [layer.attention.self]
-        )  # fmt: skip
-        self.ups = nn.ModuleList(layer.intermediate.dense for layer in layers)
-        self.downs = nn.ModuleList(layer.output.dense for layer in layers)
-        self.after_attention = nn.ModuleList(layer.attention.output.LayerNorm for layer in layers)
-        self.after_mlp = nn.ModuleList(layer.output.LayerNorm for layer in layers)
-
-    def forward(self, ids):
-        start = self.words(ids) + self.places.weight[: ids.shape[1]] + self.types.weight[0]
-        x = self.first(start).transpose(0, 1)
-        for k, (query, key, value, out) in enumerate(self.projections):
-            q, k_, v = (part(x).unflatten(-1, (self.heads, -1)).permute(1, 2, 0, 3) for part in (query, key, value))
-            weights = (q @ k_.mT * q.shape[-1] ** -0.5).softmax(-1)
-            x = self.after_attention[k](out((weights @ v).permute(2, 0, 1, 3).flatten(2)) + x)
-            x = self.after_mlp[k](self.downs[k](nn.functional.gelu(self.ups[k](x))) + x)
-        return x
-
-
-def test_bert_by_hand_agrees_with_transformers():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=50, hidden_size=D, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
-    )
-    bert = shake(transformers.BertModel(config, add_pooling_layer=False).eval())
-    own = OwnBert(copy.deepcopy(bert)).eval()
-    ids = torch.arange(10).reshape(2, 5)
-    found = addnorm.verify(own, ids, like=addnorm.inspect(bert, input_ids=ids))
-    assert found.agrees, str(found)
-    assert addnorm.verify(bert, input_ids=ids, like=own).agrees  # by position, since the name is another
-    own.after_mlp[1].eps = 1e-5
-    assert [*addnorm.verify(own, ids, like=bert).list_sentences()] == [
-        "eps is 1e-5, expected 1e-12: " + found.terms[-2].site
-    ]
-    own.after_mlp[1].eps = 1e-12
-    own.heads = 4
-    (sentence,) = addnorm.verify(own, ids, like=bert).list_sentences()
-    assert sentence.startswith("all residual terms agree; the difference begins inside the attention of layer 1")
+def test_norm_of_the_embedding_is_compared():
+    model, twin = shake(encoder("peri_ln")), shake(encoder("peri_ln"))
+    x = torch.randn(2, 5, D)
+    assert addnorm.verify(twin, x, like=model).agrees
+    with torch.no_grad():
+        twin.stack.norm_embedding.weight[3].mul_(1.1)
+    (sentence,) = addnorm.verify(twin, x, like=model).list_sentences()
+    assert sentence.startswith("the difference begins at the start of the stream: relative error")
+    twin.stack.norm_embedding = None
+    sentences = [*addnorm.verify(twin, x, like=model).list_sentences()]
+    assert "the embedding norm is missing, expected there" in sentences
 
 
 def test_saved_states_are_those_of_the_run(case, tmp_path):
@@ -255,7 +215,7 @@ class Routed(nn.Module):
 
 def test_another_choice_of_a_router_is_no_verdict():
     x = torch.randn(3, 4, D, generator=torch.Generator().manual_seed(0))
-    model = addnorm.nn.Encoder(2, D, nhead=2, wiring="pre_ln")
+    model = encoder("pre_ln")
     model.stack.layers[0].connections[1].sublayer = Routed()
     model = shake(model.eval())
     other = copy.deepcopy(model)

@@ -5,13 +5,12 @@ from types import SimpleNamespace
 
 import torch
 
-from support.several_streams import HandMhc
+from support.several_streams import make_mhc
 
 
-def record_mhc(form, layers=2, dtype=torch.float32):
+def record_mhc(form, dtype=torch.float32):
     """Return a model, its input, and c, A, b and w of each sublayer of a run in float64, with the states before and the head's c."""
-    torch.manual_seed(0)
-    model, x = HandMhc(form=form, layers=layers).eval().to(dtype), torch.randn(2, 5, 16, dtype=dtype)
+    model, x = make_mhc(form).to(dtype), torch.randn(2, 5, 16, dtype=dtype)
     twin, sites = copy.deepcopy(model).double(), []
     for site in (site for layer in twin.layers for site in layer):
         own = SimpleNamespace()

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import addnorm
+from support.stacks import torch_encoder
 
 D, STEPS = 16, 4
 
@@ -22,9 +23,7 @@ class Scaled(nn.Module):
 
 def encoder(norm_first):
     """Return a PyTorch encoder of three layers."""
-    layer = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
-    final = nn.LayerNorm(D) if norm_first else None
-    return nn.TransformerEncoder(layer, 3, final, enable_nested_tensor=False)
+    return torch_encoder(norm_first, 3, nn.LayerNorm(D) if norm_first else None, dropout=0.0).train()
 
 
 class TwoStreams(nn.Transformer):

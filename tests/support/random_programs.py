@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from support.families import shake
+from support.handwritten_models import Attention, Mlp
 from support.several_streams import FORMS, HandMhc, sinkhorn
 
 D = 16
@@ -28,7 +29,7 @@ class Coefficients(nn.Module):
         size = n * D if self.own == "all" else D
         self.norm = rng.choice(NORMS)(size)
         self.linear = nn.Linear(size, torch.Size(shape).numel(), bias=rng.random() < 0.7)
-        self.weight = nn.Parameter(torch.randn(shape))
+        self.scale, self.weight = nn.Parameter(torch.ones(())), nn.Parameter(torch.randn(shape))
 
     def forward(self, x):
         n, lead = x.shape[-2], x.shape[:2]
@@ -39,7 +40,10 @@ class Coefficients(nn.Module):
         }  # fmt: skip
         if self.kind in constants:
             return constants[self.kind].expand(*lead, *self.shape)
-        z = self.linear(self.norm(x.flatten(-2) if self.own == "all" else x.mean(-2))).view(*lead, *self.shape)
+        z = (
+            self.linear(self.norm(x.flatten(-2) if self.own == "all" else x.mean(-2))).view(*lead, *self.shape)
+            * self.scale
+        )
         match self.kind:
             case "sinkhorn":
                 return sinkhorn(z, 3, 1e-6)
@@ -57,18 +61,6 @@ class Coefficients(nn.Module):
                 return z.sigmoid()
 
 
-class Attention(nn.Module):
-    """One head, with the width of the stream."""
-
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
-
-    def forward(self, r):
-        q, k, v = self.qkv(r).chunk(3, -1)
-        return self.out((q @ k.mT * D**-0.5).softmax(-1) @ v)
-
-
 class RandomProgram(nn.Module):
     """A stack X' = N_out(A X + B f(N(C X))), whose streams lie as `form` says."""
 
@@ -83,11 +75,10 @@ class RandomProgram(nn.Module):
         n, layers = self.n, rng.randint(2, 3)
         self.sites = nn.ModuleList()
         for k in range(2 * layers):
-            mlp = nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D))
             shapes = ((n,), (n, n), (n,))
             parts = [Coefficients(rng, kind, n, *shape) for kind, shape in zip(kinds, shapes, strict=True)]
             norms = [rng.choice((nn.LayerNorm, nn.RMSNorm))(D), rng.choice(NORMS)(D)]
-            self.sites.append(nn.ModuleList([*parts, *norms, Attention() if k % 2 == 0 else mlp]))
+            self.sites.append(nn.ModuleList([*parts, *norms, Attention() if k % 2 == 0 else Mlp()]))
         self.offset = nn.Parameter(torch.randn(n, D)) if self.form == "stacked" else None
         self.end, self.norm = Coefficients(rng, rng.choice(READS[:4]), n, n), rng.choice(NORMS[1:])(D)
         self.answer = []

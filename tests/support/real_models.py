@@ -4,7 +4,6 @@
 stack's coefficients. The mapping of parameters is written down here a second time: `load_transformers` must agree with it.
 """
 
-import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,23 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from addnorm import Learned, ResidualStack, Wiring, wirings
 from addnorm.wirings import Head, Stage, identity
-
-BASE = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_attention_heads": 2,
-    "rms_norm_eps": 0.05,
-}  # no constant has its default
-EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "v_head_dim": 16,
-    "index_topk": 16,
-    "index_head_dim": 16,
-    "index_n_heads": 2,
-}
-HEADS = {"num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8}
+from support.several_streams import build_transformers
 
 
 class Float64(TorchFunctionMode):
@@ -106,7 +89,7 @@ class Family:
     """A model of transformers, and how to build it as a stack.
 
     Attributes:
-        config: options of its configuration.
+        constants: options of its configuration beside those of several_streams.py, so that no constant has its default.
         wiring: a function of the configuration.
         sublayers: a function of the model.
         fill: a function of the model and the stack: replace norms, call `load_transformers`, and return the parameters of the
@@ -115,10 +98,10 @@ class Family:
         options: of the stack.
     """
 
-    config: dict[str, Any]
     wiring: Callable[[Any], Wiring]
     sublayers: Callable[[Any], list[nn.Module]]
     fill: Callable[[Any, ResidualStack], dict[str, torch.Tensor]]
+    constants: dict[str, Any] = field(default_factory=dict)
     start: Callable[[Any], nn.Module] = lambda model: model.embed_tokens
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -202,31 +185,16 @@ def fill_gated(model, stack):
 
 
 FAMILIES["deepseek_v4:DeepseekV4"] = Family(
-    BASE | EXPERTS | {"num_hidden_layers": 3, "head_dim": 16, "q_lora_rank": 16, "o_groups": 2, "o_lora_rank": 8,
-        "layer_types": ["sliding_attention"] * 3, "mlp_layer_types": ["moe"] * 3, "sliding_window": 8, "index_n_heads": 2,
-        "index_head_dim": 8, "index_topk": 4, "partial_rotary_factor": 0.5, "max_position_embeddings": 128, "hc_eps": 0.02,
-        "hc_sinkhorn_iters": 4},
-    lambda config: mhc(config, "learned"),
-    attention_and_mlp, fill_mhc,
+    lambda config: mhc(config, "learned"), attention_and_mlp, fill_mhc, {"hc_eps": 0.02, "hc_sinkhorn_iters": 4},
 )  # fmt: skip
 FAMILIES["glm5_next:Glm5NextText"] = Family(
-    BASE | EXPERTS | LATENT | {"num_hidden_layers": 3, "intermediate_size": 32, "num_key_value_heads": 2, "qk_nope_head_dim": 16,
-        "linear_head_dim": 16, "linear_num_heads": 2, "pad_token_id": 0, "mlp_layer_types": ["dense"] * 3,
-        "layer_types": ["linear_attention", "indexed_attention", "linear_attention"], "hc_eps": 0.02, "hc_sinkhorn_iters": 3},
-    lambda config: mhc(config, "mean"),
-    attention_and_mlp, fill_mhc,
+    lambda config: mhc(config, "mean"), attention_and_mlp, fill_mhc, {"hc_eps": 0.02, "hc_sinkhorn_iters": 3},
 )  # fmt: skip
 FAMILIES["hy_v4:HYV4"] = Family(
-    BASE | EXPERTS | LATENT | {"num_hidden_layers": 3, "intermediate_size": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
-        "mlp_layer_types": ["dense"] * 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hc_eps": 0.02, "hc_magnitude": 1.5},
-    lambda config: wirings.independent_hc(config.hc_mult, config.hc_magnitude, config.hc_eps, config.rms_norm_eps), attention_and_mlp, fill_mhc,
+    lambda config: wirings.independent_hc(config.hc_mult, config.hc_magnitude, config.hc_eps, config.rms_norm_eps),
+    attention_and_mlp, fill_mhc, {"hc_eps": 0.02, "hc_magnitude": 1.5},
 )  # fmt: skip
 FAMILIES["qwen4_exp:Qwen4ExpText"] = Family(
-    BASE | {"num_hidden_layers": 2, "num_key_value_heads": 1, "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-        "linear_num_key_heads": 2, "linear_num_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "hc_lowrank": 8, "indexer_n_heads": 2,
-        "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16, "indexer_compress_ratio": 4,
-        "layer_types": ["linear_attention", "indexed_attention"]},
     lambda config: wirings.gated_residual(config.hc_count, config.hc_lowrank, config.rms_norm_eps), attention_and_mlp, fill_gated,
 )  # fmt: skip
 
@@ -260,10 +228,6 @@ def fill_inkling(model, stack):
 
 
 FAMILIES["inkling2:Inkling2Text"] = Family(
-    BASE | EXPERTS | {"num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": 16, "unpadded_vocab_size": 64,
-        "swa_num_attention_heads": 2, "swa_num_key_value_heads": 1, "swa_head_dim": 16, "sliding_window_size": 8, "d_rel": 4,
-        "rel_extent": 8, "n_layers_per_attn_res_block": 2, "layer_types": ["hybrid_sliding", "hybrid_sliding", "hybrid"] * 2,
-        "eos_token_id": 1},
     lambda config: wirings.attention_residuals(config.n_layers_per_attn_res_block, normed_values=True, reads=(1, 1, 3)),
     inkling_sublayers, fill_inkling,
 )  # fmt: skip
@@ -280,8 +244,6 @@ def fill_beam(model, stack):
 
 
 FAMILIES["beam:Beam"] = Family(
-    BASE | HEADS | {"num_hidden_layers": 3, "intermediate_size": 32, "moe_intermediate_size": 16, "num_experts": 4,
-        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense"] * 3},
     lambda config: wirings.depth_scaled(), attention_and_mlp, fill_beam,
 )  # fmt: skip
 
@@ -296,10 +258,8 @@ def fill_muse(model, stack):
 
 
 FAMILIES["muse_spark:MuseSparkText"] = Family(
-    BASE | HEADS | {"num_hidden_layers": 2, "intermediate_size": 32, "moe_intermediate_size": 16, "num_local_experts": 4,
-        "num_experts_per_tok": 2, "moe_hidden_size": 16, "mlp_layer_types": ["dense"] * 2, "bos_token_id": 0, "eos_token_id": 1,
-        "residual_gate_temperature": 0.06},  # so small that the clamp of 1 - b^2 binds
     lambda config: wirings.gated_mix(config.residual_gate_temperature), attention_and_mlp, fill_muse,
+    {"residual_gate_temperature": 0.06},  # so small that the clamp of 1 - b^2 binds
 )  # fmt: skip
 
 
@@ -325,8 +285,7 @@ def fill_neomme(model, stack):
 
 
 FAMILIES["neomme:NeoMME"] = Family(
-    BASE | HEADS | {"num_hidden_layers": 2, "intermediate_size": 32, "embedding_rank": 16, "embedding_dim": 8, "patch_size": 4, "norm_eps": 0.05},
-    neomme_wiring, attention_and_mlp, fill_neomme, options={"elementwise_affine": False},
+    neomme_wiring, attention_and_mlp, fill_neomme, {"norm_eps": 0.05}, options={"elementwise_affine": False},
 )  # fmt: skip
 
 
@@ -350,20 +309,13 @@ def fill_zaya(model, stack):
 
 
 FAMILIES["zaya:Zaya"] = Family(
-    BASE | {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 16, "num_experts": 4,
-        "router_hidden_size": 8, "eos_token_id": 3},
     lambda config: wirings.residual_scaling(), zaya_sublayers, fill_zaya, start=lambda model: model.layers[0],
 )  # fmt: skip
 
 
 def make_model(name, dtype):
     """Return a tiny model whose parameters are all far from their initial values."""
-    module, prefix = name.split(":")
-    library = importlib.import_module(f"transformers.models.{module}")
-    config = getattr(library, f"{prefix}Config")(**FAMILIES[name].config)
-    config._experts_implementation = "eager"
-    torch.manual_seed(0)
-    model = getattr(library, f"{prefix}Model")(config).eval()
+    model = build_transformers(name, **FAMILIES[name].constants, rms_norm_eps=0.05)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             size = 0.4 if parameter.dim() == 1 or key.endswith("lambdas") else 0.15

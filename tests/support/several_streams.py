@@ -10,31 +10,29 @@ FORMS = ("stacked", "first", "flat", "batch", "tuple")
 
 
 def sinkhorn(logits, iterations, eps, rows_first=False):
-    a = torch.softmax(logits, -2) + eps
-    order = (-1, -2) if not rows_first else (-2, -1)
-    if rows_first:
-        a = torch.softmax(logits, -1) + eps
-    a = a / (a.sum(order[0], keepdim=True) + eps)
+    first, second = (-1, -2) if rows_first else (-2, -1)
+    a = torch.softmax(logits, first) + eps
+    a = a / (a.sum(second, keepdim=True) + eps)
     for _ in range(iterations - 1):
-        a = a / (a.sum(order[1], keepdim=True) + eps)
-        a = a / (a.sum(order[0], keepdim=True) + eps)
+        a = a / (a.sum(first, keepdim=True) + eps)
+        a = a / (a.sum(second, keepdim=True) + eps)
     return a
 
 
 class Site(nn.Module):
     """One sublayer with its coefficients; `fault` names an error."""
 
-    def __init__(self, d, n, fault):
+    def __init__(self, fault):
         super().__init__()
-        self.d, self.n, self.fault = d, n, fault
-        self.phi = nn.Parameter(torch.randn(n * n + 2 * n, n * d) * (n * d) ** -0.5)
-        self.alpha, self.beta = nn.Parameter(torch.rand(3) + 0.5), nn.Parameter(torch.randn(n * n + 2 * n))
-        self.norm = nn.Identity() if fault == "no norm" else nn.RMSNorm(d, eps=1e-5 if fault == "eps" else 1e-6)
-        self.up, self.down = nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
+        self.fault = fault
+        self.phi = nn.Parameter(torch.randn(N * N + 2 * N, N * D) * (N * D) ** -0.5)
+        self.alpha, self.beta = nn.Parameter(torch.rand(3) + 0.5), nn.Parameter(torch.randn(N * N + 2 * N))
+        self.norm = nn.Identity() if fault == "no norm" else nn.RMSNorm(D, eps=1e-5 if fault == "eps" else 1e-6)
+        self.up, self.down = nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
 
     def coefficients(self, x):
         """Return c, A and b of streams `(*, n, d)`."""
-        n, fault = self.n, self.fault
+        n, fault = N, self.fault
         eps = 1e-4 if fault == "norm eps" else 1e-6
         axes = -1 if fault == "own rms" else (-2, -1)
         x = x * torch.rsqrt(x.square().mean(axes, keepdim=True) + eps)
@@ -73,17 +71,17 @@ class HandMhc(nn.Module):
     `faults` has the error of each sublayer by its number; a name alone is the error of all of them.
     """
 
-    def __init__(self, form="stacked", faults="", d=D, n=N, layers=LAYERS):
+    def __init__(self, form="stacked", faults=""):
         super().__init__()
-        self.form, self.n, self.d = form, n, d
-        faults = dict.fromkeys(range(2 * layers), faults) if isinstance(faults, str) else faults
+        self.form, self.n, self.d = form, N, D
+        faults = dict.fromkeys(range(2 * LAYERS), faults) if isinstance(faults, str) else faults
         self.kind = next(iter(faults.values()), "")
         self.layers = nn.ModuleList(
-            nn.ModuleList(Site(d, n, faults.get(2 * k + j, "")) for j in range(2)) for k in range(layers)
+            nn.ModuleList(Site(faults.get(2 * k + j, "")) for j in range(2)) for k in range(LAYERS)
         )
-        self.phi, self.beta = nn.Parameter(torch.randn(n, n * d) * (n * d) ** -0.5), nn.Parameter(torch.randn(n))
+        self.phi, self.beta = nn.Parameter(torch.randn(N, N * D) * (N * D) ** -0.5), nn.Parameter(torch.randn(N))
         self.alpha = nn.Parameter(torch.ones(1))
-        self.norm = nn.Identity() if self.kind == "no final norm" else nn.RMSNorm(d, eps=1e-6)
+        self.norm = nn.Identity() if self.kind == "no final norm" else nn.RMSNorm(D, eps=1e-6)
 
     def forward(self, x):
         n, X = self.n, self.start(x)
@@ -164,6 +162,12 @@ class HandMhc(nn.Module):
                 return tuple(m + b[..., k, None] * w for k, m in enumerate(mixed))
 
 
+def make_mhc(form="stacked", faults=""):
+    """Return mHC by hand in evaluation mode, always the same for the same arguments."""
+    torch.manual_seed(1)
+    return HandMhc(form, faults).eval()
+
+
 # Small models of transformers with several streams, or with computed coefficients. The answers were read in their code.
 _BASE = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2}
 _MOE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -233,9 +237,8 @@ WIRINGS = {
 def build_transformers(name, **options):
     """Return a small model of transformers with random weights; `options` change its configuration."""
     module, prefix = name.split(":")
-    modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
-    configuration = importlib.import_module(f"transformers.models.{module}.configuration_{module}")
-    config = getattr(configuration, f"{prefix}Config")(**_BASE | CONFIGS[name] | options)
+    library = importlib.import_module(f"transformers.models.{module}")
+    config = getattr(library, f"{prefix}Config")(**_BASE | CONFIGS[name] | options)
     config._experts_implementation = "eager"
     torch.manual_seed(0)
-    return getattr(modeling, f"{prefix}Model")(config).eval()
+    return getattr(library, f"{prefix}Model")(config).eval()

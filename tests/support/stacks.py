@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from addnorm import ResidualStack, wirings
+from addnorm.nn import Encoder
 
 D = 16
 f64 = torch.float64
@@ -23,6 +24,20 @@ class Mlp(nn.Module):
 def stack_of(n, wiring="pre_ln", d=D, **options):
     dtype = options.get("dtype")
     return ResidualStack([Mlp(d, dtype) for _ in range(n)], d, wiring, **options)
+
+
+def encoder(wiring="pre_ln", num_layers=2, **options):
+    """Return an encoder in evaluation mode, always the same for the same arguments."""
+    torch.manual_seed(0)
+    return Encoder(num_layers, D, nhead=2, wiring=wiring, **options).eval()
+
+
+def torch_encoder(norm_first=False, num_layers=2, norm=None, **options):
+    """Return torch's encoder in evaluation mode, always the same for the same arguments."""
+    torch.manual_seed(0)
+    options = {"batch_first": True, "norm_first": norm_first} | options
+    layer = nn.TransformerEncoderLayer(D, 2, 2 * D, **options)
+    return nn.TransformerEncoder(layer, num_layers, norm, enable_nested_tensor=False).eval()
 
 
 def stand_in(name, **options):

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import addnorm
+from support.stacks import encoder
 
 LAYER = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
 SERVED = {
     "torch's fast path": lambda: torch.nn.TransformerEncoder(LAYER, 2),
-    "mhc": lambda: addnorm.nn.Encoder(2, 16, nhead=2, wiring="mhc"),
+    "mhc": lambda: encoder("mhc"),
 }
 
 

@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import addnorm
+from support.stacks import torch_encoder
 
 WIDTH = 16
 X = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -84,9 +85,7 @@ class Sum(nn.Module):
 
 
 def build():
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
-    return nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+    return torch_encoder(True, norm=nn.LayerNorm(WIDTH), dropout=0.0).train()
 
 
 def linears(model):

@@ -8,6 +8,7 @@ import addnorm
 from support.expansion import expand, record_mhc
 from support.families import shake
 from support.real_models import make_model
+from support.stacks import encoder, torch_encoder
 
 D = 16
 
@@ -68,8 +69,7 @@ def test_shares_of_a_state_are_those_of_all_streams():
 
 
 def test_norms_on_one_of_two_streams_leave_the_other():
-    torch.manual_seed(0)
-    model = shake(addnorm.nn.Encoder(2, D, nhead=2, wiring="siamese_norm", norm="layer").eval())
+    model = shake(encoder("siamese_norm", norm="layer"))
     x, writes = torch.randn(2, 5, D), []
     hooks = [
         c.sublayer.register_forward_hook(lambda m, args, out: writes.append(out[0] if isinstance(out, tuple) else out))
@@ -97,11 +97,11 @@ class Logits(nn.Module):
         super().__init__()
         self.body, self.head = body, nn.Linear(width, 11)
 
-    def forward(self, *args, **kwargs):
-        return 30 * torch.tanh(self.logits(*args, **kwargs) / 30)
+    def forward(self, x):
+        return 30 * torch.tanh(self.logits(x) / 30)
 
-    def logits(self, *args, **kwargs):
-        y = self.body(*args, **kwargs)
+    def logits(self, x):
+        y = self.body(x)
         return self.head(y if isinstance(y, torch.Tensor) else y[0])
 
 
@@ -109,19 +109,13 @@ class Logits(nn.Module):
     "wiring", ["pre_ln", "post_ln", "deepnorm", "mhc", "attention_residuals", "deepseek_v4:DeepseekV4"]
 )
 def test_attributions_sum_to_the_logit_difference(wiring):
-    torch.manual_seed(0)
     if ":" in wiring:
-        model, inputs, kwargs = (
-            Logits(make_model(wiring, torch.float32), 32),
-            (torch.randint(4, 64, (2, 5)),),
-            {"use_cache": False},
-        )
+        model, x = Logits(make_model(wiring, torch.float32), 32), torch.randint(4, 64, (2, 5))
     else:
-        body = shake(addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring).eval())
-        model, inputs, kwargs = Logits(body, D), (torch.randn(2, 5, D),), {}
+        model, x = Logits(shake(encoder(wiring)), D), torch.randn(2, 5, D)
     with torch.no_grad():
-        logits = model.logits(*inputs, **kwargs).double()
-    parts = addnorm.decompose(model, *inputs, **kwargs)
+        logits = model.logits(x).double()
+    parts = addnorm.decompose(model, x)
     found = parts.attribute_logits(model.head, 3, 7)
     assert [*found] == [*parts.normed_components(), "head bias"]
     assert is_close(sum(found.values()), logits[..., 3] - logits[..., 7])
@@ -133,12 +127,9 @@ def test_attributions_sum_to_the_logit_difference(wiring):
 
 
 def test_attribution_of_post_ln_follows_its_norms():
-    torch.manual_seed(0)
-    model = shake(
-        nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, batch_first=True), 1, enable_nested_tensor=False)
-    )
+    model = shake(torch_encoder(num_layers=1))
     x, head = torch.randn(2, 5, D), nn.Linear(D, 11)
-    found = addnorm.decompose(model.eval(), x).attribute_logits(head, 1, 2)
+    found = addnorm.decompose(model, x).attribute_logits(head, 1, 2)
     twin, x = model.double(), x.double()
     layer = twin.layers[0]
     with torch.no_grad():
@@ -159,10 +150,9 @@ def test_attribution_of_post_ln_follows_its_norms():
 
 
 def test_attribution_refuses_other_heads():
-    torch.manual_seed(0)
-    parts = addnorm.decompose(addnorm.nn.Encoder(2, D, nhead=2).eval(), torch.randn(2, 5, D))
+    parts = addnorm.decompose(encoder(), torch.randn(2, 5, D))
     with pytest.raises(ValueError, match=r"head has the weight \(11, 8\), expected \(vocabulary, 16\)"):
         parts.attribute_logits(nn.Linear(8, 11), 0, 1)
-    dual = addnorm.decompose(addnorm.nn.Encoder(2, D, nhead=2, wiring="resi_dual").eval(), torch.randn(2, 5, D))
+    dual = addnorm.decompose(encoder("resi_dual"), torch.randn(2, 5, D))
     with pytest.raises(ValueError, match="after the final norm"):
         dual.attribute_logits(nn.Linear(D, 11), 0, 1)

@@ -10,51 +10,10 @@ import addnorm
 from addnorm.stream.dataflow import registered_ops
 from support.families import shake
 from support.random_models import random_model, seeds_of
-from support.several_streams import HandMhc, build_transformers
+from support.several_streams import build_transformers, make_mhc
+from support.stacks import encoder
 
 D = 16
-
-
-class Connection(nn.Module):
-    """Hyper-connections as in other libraries: one matrix for C and A, sizes of the dynamic parts without dimensions."""
-
-    def __init__(self, n, branch):
-        super().__init__()
-        self.static_alpha = nn.Parameter(torch.randn(n, n + 1))
-        self.alpha_fn, self.alpha_scale = nn.Parameter(torch.randn(D, n + 1)), nn.Parameter(torch.tensor(0.1))
-        self.static_beta = nn.Parameter(torch.randn(n))
-        self.beta_fn, self.beta_scale = nn.Parameter(torch.randn(D)), nn.Parameter(torch.tensor(0.1))
-        self.norm, self.norm_in, self.branch = nn.LayerNorm(D), nn.LayerNorm(D), branch
-
-    def forward(self, x):
-        normed = self.norm(x)
-        alpha = self.static_alpha + self.alpha_scale * torch.tanh(normed @ self.alpha_fn)
-        beta = self.static_beta + self.beta_scale * torch.tanh(normed @ self.beta_fn)
-        mixed = torch.einsum("btsu,btsd->btud", alpha, x)
-        return mixed[..., 1:, :] + beta.unsqueeze(-1) * self.branch(self.norm_in(mixed[..., 0, :])).unsqueeze(-2)
-
-
-class HyperConnections(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.n = n
-        mlps = (nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D)) for _ in range(4))
-        self.layers = nn.ModuleList(Connection(n, mlp) for mlp in mlps)
-        self.norm = nn.LayerNorm(D)
-
-    def forward(self, x):
-        x = x.unsqueeze(-2).repeat(1, 1, self.n, 1)
-        for layer in self.layers:
-            x = layer(x)
-        return self.norm(x.sum(-2))
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_coefficients_with_parameters_without_dimensions_are_compared(n):
-    torch.manual_seed(0)
-    found = addnorm.inspect(HyperConnections(n).eval(), torch.randn(2, 5, D))
-    assert found.program is None
-    assert found.unnamed is None if n == 1 else found.unnamed.closes and found.unnamed.sizes == [n] * 5
 
 
 @pytest.mark.parametrize("name", ["condition: gate of a sandwich", "update from one token of a joined read"])
@@ -63,15 +22,14 @@ def test_what_rows_do_not_describe_is_no_program_of_one_stream(name):
     for seed in seeds_of(name, 2):
         case = random_model(seed)
         found = addnorm.inspect(case.model, *case.inputs)
-        assert (found.program, found.wiring, found.closes) == (None, "unknown", False), seed
+        assert (found.program, found.unnamed, found.wiring, found.closes) == (None, None, "unknown", False), seed
 
 
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("other", ["mhc", "pre_ln"])
 def test_program_of_a_part_of_the_model_is_not_its_wiring(other, before):
-    torch.manual_seed(0)
-    second = HandMhc() if other == "mhc" else addnorm.nn.Encoder(2, 16, nhead=2, wiring="pre_ln")
-    parts = [HandMhc(), nn.Linear(D, D), second]
+    second = make_mhc() if other == "mhc" else encoder("pre_ln")
+    parts = [make_mhc(), nn.Linear(D, D), second]
     model = nn.Sequential(*(parts[::-1] if before else parts)).eval()
     x = torch.randn(2, 5, D)
     found = addnorm.inspect(model, x)
@@ -93,17 +51,15 @@ def test_read_of_a_state_and_the_embedding_is_no_row():
 @pytest.mark.parametrize("wiring", ["mhc", "independent_hc", "gated_residual", "gated_mix", "reversible", "ngpt"])
 @pytest.mark.parametrize("shape", [(1, 5), (1, 1)])
 def test_batch_of_one_has_all_sublayers(wiring, shape):
-    torch.manual_seed(0)
-    model, x = shake(addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring).eval()), torch.randn(*shape, D)
+    model, x = shake(encoder(wiring)), torch.randn(*shape, D)
     found = addnorm.inspect(model, x)
     assert (found.wiring, len(found.program.sites)) == (wiring, 4)
     assert addnorm.verify(model, x, wiring=wiring).agrees
 
 
-def make_mhc(change, fault=""):
+def change_branches(change):
     """Return mHC by hand, whose branch `change` computes from the module and what it reads."""
-    torch.manual_seed(1)
-    model = HandMhc(faults=fault).eval()
+    model = make_mhc()
     for layer in model.layers:
         for site in layer:
             site.branch = lambda read, site=site: change(site, read)
@@ -111,7 +67,7 @@ def make_mhc(change, fault=""):
 
 
 def test_factor_of_what_a_sublayer_reads_is_a_difference():
-    model, x = make_mhc(lambda site, read: site.down(site.up(0.5 * site.norm(read)).relu()))
+    model, x = change_branches(lambda site, read: site.down(site.up(0.5 * site.norm(read)).relu()))
     assert addnorm.inspect(model, x).wiring != "mhc"
     found = addnorm.verify(model, x, wiring="mhc")
     assert [str(one) for one in found.deviations] == [
@@ -147,8 +103,7 @@ def to_buffers(model):
 def test_error_before_training_is_found_in_changed_models(wrap):
     found = []
     for fault in ("", "transposed"):
-        torch.manual_seed(1)
-        model = HandMhc(faults=fault).eval()
+        model = make_mhc(faults=fault)
         for layer in model.layers:  # all streams stay copies of each other
             for site in layer:
                 site.phi.data.zero_()
@@ -159,16 +114,18 @@ def test_error_before_training_is_found_in_changed_models(wrap):
 
 
 def test_dropout_of_an_output_belongs_to_the_sublayer():
-    model, x = make_mhc(lambda site, read: nn.functional.dropout(site.down(site.up(site.norm(read)).relu()), 0.3))
+    model, x = change_branches(
+        lambda site, read: nn.functional.dropout(site.down(site.up(site.norm(read)).relu()), 0.3)
+    )
     assert addnorm.verify(model, x, wiring="mhc").agrees
-    model = addnorm.nn.Encoder(2, D, nhead=2, wiring="gated_mix", dropout=0.3).train()
+    model = encoder("gated_mix", dropout=0.3).train()
     found = addnorm.verify(model, x, wiring="gated_mix")
     assert not found
     assert found.unproven[0].reason.endswith("call model.eval() before")
 
 
 def test_verify_and_inspect_leave_generator_and_parameters():
-    model, x = make_mhc(lambda site, read: site.down(site.up(site.norm(read)).relu()))
+    model, x = change_branches(lambda site, read: site.down(site.up(site.norm(read)).relu()))
     before = {name: (tensor.detach().clone(), tensor._version) for name, tensor in model.named_parameters()}
     state = torch.get_rng_state()
     addnorm.inspect(model, x)
@@ -190,22 +147,21 @@ def test_registered_write_of_all_streams_is_analyzed(product, monkeypatch):
         mixed = a @ x if product is None else torch.einsum(product, a, x)
         return mixed + b.unsqueeze(-1) * w.unsqueeze(-2)
 
-    model = HandMhc().eval().requires_grad_(False)
+    model = make_mhc().requires_grad_(False)
     model.write = torch.ops.addnorm_test.mix_streams
     unknown = addnorm.inspect(model, torch.randn(2, 5, D)).unknown
     assert any('register_operator("addnorm_test::mix_streams"' in part.reason for part in unknown)
     monkeypatch.setattr(registered_ops, "EQUATIONS", {**registered_ops.EQUATIONS})
     addnorm.stream.register_operator("addnorm_test::mix_streams", equation)
     for fault in ("", "transposed"):
-        torch.manual_seed(1)
-        model = HandMhc(faults=fault).eval().requires_grad_(False)
+        model = make_mhc(faults=fault).requires_grad_(False)
         model.write = torch.ops.addnorm_test.mix_streams
         assert addnorm.verify(model, torch.randn(2, 5, D), wiring="mhc").agrees == (not fault)
 
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "mhc"])
 def test_outputs_without_a_finite_number_are_the_first_reason(wiring):
-    model, x = addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring).eval(), torch.randn(2, 5, D)
+    model, x = encoder(wiring), torch.randn(2, 5, D)
     found = addnorm.inspect(model, torch.full_like(x, torch.nan))
     assert not found.closes
     assert f"no number of {'its output' if wiring == 'mhc' else 'the stream'} is finite" in found.unknown[0].reason

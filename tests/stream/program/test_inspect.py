@@ -7,8 +7,10 @@ import torch
 
 import addnorm
 from addnorm import wirings
+from support.expansion import record_mhc
 from support.families import shake
-from support.several_streams import CONFIGS, FORMS, WIRINGS, D, HandMhc, build_transformers
+from support.several_streams import CONFIGS, FORMS, WIRINGS, D, build_transformers, make_mhc
+from support.stacks import encoder
 
 SEVERAL = [
     *(wiring for wiring in wirings.list_all() if not wiring.has_rows),
@@ -32,8 +34,7 @@ def name_of(wiring):
 
 @pytest.mark.parametrize("wiring", SEVERAL, ids=name_of)
 def test_every_wiring_is_named_with_its_options(wiring):
-    torch.manual_seed(0)
-    model = shake(addnorm.nn.Encoder(4 if wiring.name == "denseformer" else 3, D, nhead=2, wiring=wiring).eval())
+    model = shake(encoder(wiring, 4 if wiring.name == "denseformer" else 3))
     found = addnorm.inspect(model, torch.randn(2, 5, D))
     assert (found.wiring, found.closes, found.unknown) == (wiring.name, True, ())
     if found.program is not None:
@@ -68,8 +69,7 @@ def test_families_of_transformers_are_named(name):
     ids=str,
 )
 def test_streams_are_found_in_every_layout(form, dtype):
-    torch.manual_seed(1)
-    model = HandMhc(form).eval().to(dtype)
+    model = make_mhc(form).to(dtype)
     program = addnorm.inspect(model, torch.randn(2, 5, D, dtype=dtype)).program
     assert program.wiring.name == "mhc"
     assert program.closure <= {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 0.0625}[dtype]
@@ -80,28 +80,17 @@ def test_streams_are_found_in_every_layout(form, dtype):
 
 
 def test_matrices_are_those_of_the_model():
-    torch.manual_seed(1)
-    model, x = HandMhc("first").eval().double(), torch.randn(2, 5, D, dtype=torch.float64)
-    used = []
-    for layer in model.layers:
-        for site in layer:
-            compute = site.coefficients
-            site.coefficients = lambda streams, compute=compute: used.append(compute(streams)) or used[-1]
-    with torch.no_grad():
-        model(x)
-    for layer in model.layers:
-        for site in layer:
-            del site.coefficients
-    program = addnorm.inspect(model, x).program
-    for site, (c, a, b) in zip(program.sites, used, strict=True):
-        for matrix, exact in ((site.collapse, c.unsqueeze(-2)), (site.mix, a), (site.inject, b.unsqueeze(-1))):
+    run = record_mhc("first", dtype=torch.float64)
+    program = addnorm.inspect(run.model, run.x).program
+    for site, exact in zip(program.sites, run.sites, strict=True):
+        pairs = (site.collapse, exact.c.unsqueeze(-2)), (site.mix, exact.a), (site.inject, exact.b.unsqueeze(-1))
+        for matrix, values in pairs:
             assert matrix.source == "computed"
-            torch.testing.assert_close(matrix.values.squeeze(-1), exact.flatten(0, 1), atol=1e-12, rtol=0)
+            torch.testing.assert_close(matrix.values.squeeze(-1), values.flatten(0, 1), atol=1e-12, rtol=0)
 
 
 def test_inspection_with_a_program_prints_and_gives_json():
-    torch.manual_seed(1)
-    found = addnorm.inspect(HandMhc().eval(), torch.randn(2, 5, D))
+    found = addnorm.inspect(make_mhc(), torch.randn(2, 5, D))
     text = str(found)
     assert "mhc" in text
     assert "4 streams" in text
@@ -113,7 +102,7 @@ def test_inspection_with_a_program_prints_and_gives_json():
 
 
 def test_one_stream_keeps_its_rows():
-    model = addnorm.nn.Encoder(2, D, nhead=2, wiring="pre_ln").eval()
+    model = encoder("pre_ln")
     found = addnorm.inspect(model, torch.randn(2, 5, D))
     assert found.program is None
     assert found.to_dict()["program"] is None
@@ -121,8 +110,7 @@ def test_one_stream_keeps_its_rows():
 
 
 def test_several_streams_are_found_in_inference_mode():
-    torch.manual_seed(0)
-    model, x = HandMhc("flat").eval(), torch.randn(2, 5, D)
+    model, x = make_mhc("flat"), torch.randn(2, 5, D)
     with torch.inference_mode():
         found = addnorm.inspect(model, torch.randn(2, 5, D))
         with addnorm.record(model) as rec:

@@ -7,6 +7,7 @@ import torch
 
 import addnorm
 from support.expansion import record_mhc
+from support.stacks import encoder
 
 
 def test_statistics_equal_formulas_of_recorded_run():
@@ -37,8 +38,7 @@ def test_statistics_equal_formulas_of_recorded_run():
 
 
 def test_statistics_leave_out_constant_matrices():
-    torch.manual_seed(0)
-    model = addnorm.nn.Encoder(2, 16, nhead=2, wiring="attention_residuals").eval()
+    model = encoder("attention_residuals")
     rows = addnorm.stream.measure_streams(addnorm.inspect(model, torch.randn(2, 5, 16)).program)
     assert all(row.forward is row.backward is row.spread_B is None for row in rows)
     assert rows[0].write_share == (0.0, 1.0)

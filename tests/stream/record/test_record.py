@@ -21,6 +21,7 @@ from support.instrumented_model import (
     step,
     token_ids,
 )
+from support.stacks import torch_encoder
 
 
 @pytest.mark.parametrize("post", [False, True], ids=["pre-LN", "post-LN"])
@@ -182,8 +183,7 @@ def test_write_with_a_computed_scale():
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_memory_map_uses_the_weights_of_its_forward(norm_first):
-    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
-    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    model = torch_encoder(norm_first, dropout=0.0).train()
     x = torch.randn(2, 5, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with addnorm.record(model) as rec:

@@ -3,11 +3,22 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import addnorm
 from addnorm.stream.record.schema import STATISTICS
-from support.instrumented_model import BATCH, REFERENCE, TOKENS, D, Model, column, compare_write, compute_loss, step
+from support.instrumented_model import (
+    BATCH,
+    REFERENCE,
+    TOKENS,
+    D,
+    Model,
+    column,
+    compare_write,
+    compute_loss,
+    similarity,
+    step,
+)
+from support.stacks import torch_encoder
 
 
 def test_every(ids):
@@ -45,11 +56,8 @@ def test_tokens_mask(ids):
     assert column(rec, "write", "rms") == pytest.approx([*map(REFERENCE["rms"], writes)], rel=1e-5)
     ratios = [compare_write(*pair)["ratio"] for pair in zip(states, writes, strict=True)]
     assert column(rec, "write", "ratio") == pytest.approx(ratios, rel=1e-5)
-    cosines = []
-    for s in seen:
-        unit = F.normalize(s["out"][:, :4].detach().double(), dim=-1)
-        cosines.append(float((unit @ unit.transpose(1, 2))[:, ~torch.eye(4, dtype=torch.bool)].mean()))
-    assert column(rec, "out", "similarity") == pytest.approx(cosines, abs=1e-6)
+    similarities = [similarity(s["out"][:, :4]) for s in seen]
+    assert column(rec, "out", "similarity") == pytest.approx(similarities, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +122,7 @@ def test_padding_is_neither_massive_nor_unchanged(ids):
 
 def test_batch_second():
     """Find the batch dimension by the mask."""
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0)
-    other = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0, batch_first=True)
-    models = [nn.TransformerEncoder(item, 2, enable_nested_tensor=False) for item in (layer, other)]
-    models[1].load_state_dict(models[0].state_dict())
+    models = [torch_encoder(dropout=0.0, batch_first=is_first).train() for is_first in (False, True)]
     x, mask = torch.randn(3, 5, D), torch.ones(3, 5)
     transposed, plain = step(models[0], x.transpose(0, 1), tokens=mask), step(models[1], x, tokens=mask)
     assert column(transposed, "out", "similarity") == pytest.approx(column(plain, "out", "similarity"), rel=1e-4)

@@ -11,6 +11,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import addnorm
 from support.instrumented_model import REFERENCE, D, Model, column, compute_loss, parameter_gradients, step
+from support.stacks import encoder
 
 
 @pytest.mark.parametrize("post", [False, True])
@@ -43,7 +44,7 @@ def test_reentrant_checkpoint_of_frozen_inputs(ids):
 @pytest.mark.parametrize(("wiring", "wrapped"), [("pre_ln", False), ("post_ln", True)])
 def test_checkpoints_of_this_library(wiring, wrapped):
     """Record a stack whose layers are recomputed, by its option or in wrappers, with the gradients of the plain one."""
-    model = addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring)
+    model = encoder(wiring).train()
     other = copy.deepcopy(model)
     if wrapped:
         apply_activation_checkpointing(other, check_fn=lambda module: isinstance(module, addnorm.nn.ResidualLayer))
@@ -182,8 +183,7 @@ ON_STREAM = ("post_ln", "deepnorm", "admin", "b2t")  # their norms add biases
 @pytest.mark.parametrize("wiring", SUMS + ON_STREAM)
 def test_stacks_of_this_library(wiring, gradients):
     """Record stacks, which run other operators without gradients and write into the memory of branches."""
-    torch.manual_seed(0)
-    model = addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring)
+    model = encoder(wiring).train()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.1)
