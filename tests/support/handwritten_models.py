@@ -1,18 +1,14 @@
-"""Small models of handwritten sublayers, from which the adversarial models are built, and norms in the spellings of real code."""
+"""A small model of handwritten sublayers, and norms in the spellings of real code."""
 
 import math
-from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from support import families
-from support.answers import Answer
-from support.families import AAFF, Model, ids, ln, shake
+from support.families import noise, shake
 
 D, HEADS, VOCAB = 16, 2, 99
-EPS = 1e-5
 
 
 # --- sublayers -----------------------------------------------------------------------------------------------------------
@@ -23,20 +19,15 @@ def heads(x):
 
 
 class Attention(nn.Module):
-    """Handwritten attention; cross-attention if there is a `memory`."""
+    """Handwritten attention."""
 
-    def __init__(self, d=D):
+    def __init__(self):
         super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(d, d) for _ in range(4))
+        self.q, self.k, self.v, self.out = (nn.Linear(D, D) for _ in range(4))
 
-    def turned(self, q, k):
-        return q, k
-
-    def forward(self, x, memory=None):
-        memory = x if memory is None else memory
-        q, k = self.turned(heads(self.q(x)), heads(self.k(memory)))
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        mixed = torch.softmax(scores, -1) @ heads(self.v(memory))
+    def forward(self, x):
+        q, k, v = (heads(part(x)) for part in (self.q, self.k, self.v))
+        mixed = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
 
@@ -47,20 +38,6 @@ class Mlp(nn.Module):
 
     def forward(self, x):
         return self.down(F.gelu(self.up(x)))
-
-
-class DropPath(nn.Module):
-    """Handwritten stochastic depth. `always` is Monte Carlo dropout: active in eval mode, with its own generator."""
-
-    def __init__(self, always=False):
-        super().__init__()
-        self.always = always
-
-    def forward(self, x):
-        if not (self.training or self.always):
-            return x
-        kept = torch.rand(x.shape[0], 1, 1, generator=torch.Generator().manual_seed(3)) + 0.8
-        return x.div(0.8) * torch.floor(kept)
 
 
 # --- norms ---------------------------------------------------------------------------------------------------------------
@@ -154,77 +131,37 @@ LAYER_FORMULAS = (annotated, variance, var_mean, centered, moments, sums, functi
 class Part(nn.Module):
     """One sublayer: its function, its norm and learned factors, which a step combines: a function of the part and of the stream."""
 
-    def __init__(self, f, norm, number):
+    def __init__(self, f, norm):
         super().__init__()
-        self.f, self.norm, self.number = f, norm(), number
+        self.f, self.norm, self.drop = f, norm, nn.Dropout(0.1)
         self.gamma, self.scale = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(()))
-        self.drop, self.path, self.always = nn.Dropout(0.1), DropPath(), DropPath(always=True)
 
 
 class Tiny(nn.Module):
-    """Small transformer whose sublayers run `step`, with optional norms before and after."""
+    """Transformer of two layers whose sublayers run `step`, with an optional final norm."""
 
-    def __init__(
-        self,
-        step,
-        functions=(Attention, Mlp),
-        norm=lambda: nn.LayerNorm(D),
-        layers=2,
-        embedding_norm=False,
-        final_norm=False,
-    ):
+    def __init__(self, step, final_norm):
         super().__init__()
         self.embed, self.positions, self.step = nn.Embedding(VOCAB, D), nn.Embedding(64, D), step
-        self.parts = nn.ModuleList(Part(make(), norm, i + 1) for i in range(layers) for make in functions)
-        self.first = norm() if embedding_norm else nn.Identity()
-        self.last = norm() if final_norm else nn.Identity()
-
-    def embed_tokens(self, ids):
-        return self.first(self.embed(ids) + self.positions(torch.arange(ids.shape[-1])))
+        self.parts = nn.ModuleList(Part(make(), nn.LayerNorm(D)) for _ in range(2) for make in (Attention, Mlp))
+        self.last = nn.LayerNorm(D) if final_norm else nn.Identity()
 
     def forward(self, ids):
-        x = self.embed_tokens(ids)
+        x = self.embed(ids) + self.positions(torch.arange(ids.shape[-1]))
         for part in self.parts:
             x = self.step(part, x)
         return self.last(x)
 
 
-# --- families of tiny models -----------------------------------------------------------------------------------------------
-
-
-def tokens():
-    return (ids(),)
-
-
-def stream(wiring, letters=AAFF, eps=EPS, **facts):
-    return families.stream(wiring, **{"norm": ln, "eps": eps, "letters": letters, "width": D} | facts)
-
-
-def tiny_family(name, step, expected, remark="", **options):
-    """Return a chain of sublayers with the expected norms before and after."""
-    norms = {name: getattr(expected, name) is not None for name in ("embedding_norm", "final_norm")}
-    return Model(name, partial(Tiny, step, **norms | options), tokens, Answer((expected,)), remark)
-
-
-def chain(*makes):
-    return nn.Sequential(nn.Embedding(VOCAB, D), *(make() for make in makes))
-
-
 post = lambda s, x: s.norm(x + s.f(x))  # noqa: E731 (a step, as the others in the tables)
 pre = lambda s, x: x + s.f(s.norm(x))  # noqa: E731 (a step, as the others in the tables)
-pre_ln, post_ln = partial(stream, "pre_ln", final_norm=True), partial(stream, "post_ln")
-factor = partial(stream, final_norm=True)
-
-
-# --- one model for many tests --------------------------------------------------------------------------------------------
-
 IDS = torch.randint(0, VOCAB, (2, 7), generator=torch.Generator().manual_seed(0))
 
 
 def make_input(*shape):
-    return families.noise(*(shape or (2, 7, D)), seed=0)
+    return noise(*(shape or (2, 7, D)), seed=0)
 
 
-def tiny(step=pre, **options):
-    """Return a `Tiny` of two layers with a final norm and random parameters."""
-    return shake(Tiny(step, **{"final_norm": True} | options))
+def tiny(step=pre, final_norm=True):
+    """Return a `Tiny` with random parameters."""
+    return shake(Tiny(step, final_norm))

@@ -64,15 +64,6 @@ def first_state_again(m, x):
     return m.last(x)
 
 
-# Divide the read by mean(|x|), which is no norm that `inspect` knows.
-mean_magnitudes = repeat(lambda m, k, x: x + m.mlps[k](x / x.abs().mean(-1, keepdim=True)), count=3)
-
-
-def sorted_features(m, x):
-    """Sort the features of each token between two layers."""
-    return m.last(run_layers(m, run_layers(m, x, last=2).sort(-1).values, 2, 3))
-
-
 def scaled_ends(m, x):
     x = run_layers(m, 2 * m.others[0](x), last=3)
     order = x[..., :1].argsort(1).expand_as(x)
@@ -90,3 +81,13 @@ def smeared(m, x):
     """Average neighbouring tokens between two layers."""
     x = run_layers(m, x, last=2)
     return m.last(run_layers(m, 0.5 * x + 0.5 * x.roll(1, 1), 2, 3))
+
+
+def residual_of_the_norm(first):
+    """Return the forward whose sublayers `first`, `first` + 2, ... take the residual from their norm, the others from the stream."""
+
+    def step(m, k, x):
+        y = m.norms[k](x)
+        return (y if k % 2 == first else x) + m.mlps[k](y)
+
+    return repeat(step, end=normalize if first else None)

@@ -95,9 +95,6 @@ lerp = repeat(lambda m, k, x: torch.lerp(x, m.branch(k, x), m.gammas[k]))
 difference = repeat(lambda m, k, x: x + m.gammas[k] * (m.branch(k, x) - x))
 
 
-gated_difference = repeat(lambda m, k, x: x + m.gates[k](x).sigmoid() * (m.branch(k, x) - x))
-
-
 def norm_image(m, k, x):
     return m.norms[k](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
@@ -131,15 +128,6 @@ def joined_twice(m, x, other):
         y = m.mlps[k](m.norms[k](torch.cat([a, b], 1)))
         x = y + torch.cat([a, b], 1)
         x = m.others[k](x + m.branch(k + 1, x))
-    return x
-
-
-def written_tokens(m, x, other):
-    """Add another stream to all tokens but the first, as TNT."""
-    for k in (0, 2):
-        other = other + m.branch(k, other)
-        x = torch.cat([x[:, :1], x[:, 1:] + m.gates[k](m.others[k](other))], 1)
-        x = x + m.branch(k + 1, x)
     return x
 
 
@@ -178,29 +166,6 @@ def partly_normed(m, x, other):
 
 
 # Norms.
-
-
-def end_read_twice(m, x, other):
-    """Read the end of a stream through the final norm and, before that, through the norm of another stream's sublayer."""
-    x = run_layers(m, x, last=3)
-    context = m.context(x)
-    other = other + m.gates[0]((other @ context.mT).softmax(-1) @ context)
-    return m.last(x), other
-
-
-gated_sandwich = repeat(
-    lambda m, k, x, c: x + m.gates[k](c[:, :1]).tanh() * m.others[k](m.branch(k, x)), count=3, end=normalize
-)
-
-
-def class_attention(m, x, c):
-    """Update one token, which reads the norm of all tokens, as CaiT."""
-    c = c[:, :1]
-    for k in (0, 2):
-        u = m.norms[k](torch.cat([c, x], 1))
-        c = c + (m.gates[k](u[:, :1]) @ u.mT).softmax(-1) @ u
-        c = c + m.mlps[k](m.norms[k + 1](c))
-    return m.last(torch.cat([c, x], 1))
 
 
 # Add positions before the norm of each sublayer.

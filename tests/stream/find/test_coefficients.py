@@ -10,7 +10,7 @@ import addnorm
 from addnorm import Learned, inspect
 from addnorm.stream.find.naming import identify_wiring
 from stream.find.test_naming import BY_ROWS, summarize
-from support.inspection_checks import rows_match
+from support.judge import rows_match
 from support.stream_steps import make_steps, noise, silence
 
 NUM_LAYERS = 3

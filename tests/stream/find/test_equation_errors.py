@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from addnorm import inspect
-from addnorm.nn import Encoder
 from addnorm.stream.find.equation_errors import get_tolerance, measure_row_error, measure_sum_error, relative_error
 from support.families import shake
-from support.stacks import D
+from support.stacks import D, encoder
 
 
 def inspect_chain(wiring):
-    return inspect(shake(Encoder(2, D, 2, 32, wiring)), torch.randn(2, 5, D)).streams[0].chain
+    return inspect(shake(encoder(wiring)), torch.randn(2, 5, D)).streams[0].chain
 
 
 def test_relative_error():

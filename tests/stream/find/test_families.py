@@ -1,20 +1,19 @@
-"""Tests of `inspect` on transformer families and adversarial models: it proves each row, or states the reason."""
+"""Tests of `inspect` on transformer families: it proves each row."""
 
 from itertools import combinations
 
 import pytest
-import torch
 from torch import Tensor
 
 from addnorm import inspect, verify
-from support import adversarial_models, families, rare_families
+from support import families, rare_families
 from support.answers import ANY
-from support.inspection_checks import find_differences
+from support.judge import judge
+from support.pairwise import some
 
 pytest.importorskip("transformers")
 
 FAMILIES = families.families() | {f"more: {name}": family for name, family in rare_families.families().items()}
-ADVERSARIAL = adversarial_models.adversarial_models()
 
 
 def find_features(family):
@@ -42,10 +41,6 @@ def select_families(always=("bert", "gpt2", "llama")):
     return selected
 
 
-def mark_slow(names, selected):
-    return [name if name in selected else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
 ENDS = (
     "the final norm",
     "the norm of the embedding",
@@ -53,10 +48,13 @@ ENDS = (
 )  # what a named wiring may lack, as a remark says
 
 
-def check(family):
+@pytest.mark.parametrize("name", some(FAMILIES, select_families()))
+def test_inspect_finds_wiring_of_family(name):
+    family = FAMILIES[name]
     model, args, kwargs = family.build()
     inspection = inspect(model, *args, **kwargs)
-    differences = find_differences(inspection, family.streams)
+    verdict = judge(inspection, family.answer)
+    differences = verdict.wrong + verdict.missing + verdict.reasons
     if len(inspection.streams) == 1 and (wiring := inspection.streams[0].wiring) is not None:
         found = verify(inspection, wiring=wiring).deviations
         differences += [str(one) for one in found if one.term not in ENDS]
@@ -64,25 +62,16 @@ def check(family):
     assert not differences, "\n".join([family.name, *remarks, *differences])
 
 
-@pytest.mark.parametrize("name", mark_slow(FAMILIES, select_families()))
-def test_inspect_finds_wiring_of_family(name):
-    check(FAMILIES[name])
-
-
-@pytest.mark.parametrize("name", ADVERSARIAL)
-def test_inspect_finds_wiring_of_adversarial_model(name):
-    check(ADVERSARIAL[name])
-
-
 CASTING = (
     "bert", "llama", "gemma2", "gemma3", "t5", "cohere", "qwen3", "olmo2", "glm4", "granite", "swinv2", "dinov2", "more: mamba",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", mark_slow(CASTING, ("bert", "gemma3", "t5", "cohere", "swinv2", "more: mamba")))
+@pytest.mark.parametrize("name", some(CASTING, ("bert", "gemma3", "t5", "cohere", "swinv2", "more: mamba")))
 def test_inspect_finds_wiring_in_bfloat16(name):
     model, args, kwargs = FAMILIES[name].build()
     kwargs = {key: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in kwargs.items()}
     inspection = inspect(model.bfloat16(), *args, **kwargs)
-    differences = find_differences(inspection, FAMILIES[name].streams, closure=8 * torch.finfo(torch.bfloat16).eps)
+    verdict = judge(inspection, FAMILIES[name].answer)
+    differences = verdict.wrong + verdict.missing + verdict.reasons
     assert not [text for text in differences if "option" not in text], differences  # constants are rounded

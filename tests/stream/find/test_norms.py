@@ -84,10 +84,8 @@ def test_fused_rms_norm_without_eps_has_the_eps_of_its_arithmetic():
 
 OWN_FORMULAS = {
     # rescaled by a statistic of the token that is no root of the mean square
-    "of some features": lambda x, w, b, g: x * torch.rsqrt(squares(x[..., :8]) + EPS),
     "a cubed root": lambda x, w, b, g: x / (squares(x) + EPS).pow(1 / 3),
     "twice the root": lambda x, w, b, g: x / (2 * (squares(x) + EPS).sqrt()),
-    "variance, uncentred": lambda x, w, b, g: x * torch.rsqrt(x.var(-1, keepdim=True) + EPS),
     "mean square, centred": lambda x, w, b, g: (x - mean(x)) * torch.rsqrt(squares(x) + EPS) * w + b,
     "mean magnitude": lambda x, w, b, g: x * (w / (x.abs().mean(-1, keepdim=True) + EPS)),
     "median": lambda x, w, b, g: x / (x.abs().median(-1, keepdim=True).values + EPS) * w,

@@ -61,15 +61,6 @@ SLOW += [case for case in pairwise.pairwise(*AXES) if case not in SLOW]
 
 
 @pytest.mark.parametrize(
-    "wiring", [wiring for wiring in ALL if wiring.name not in WIRINGS], ids=lambda wiring: wiring.name
-)
-def test_inspect_claims_no_wiring_of_several_streams(wiring):
-    inspection = inspect(shake(Encoder(LAYERS, D, 2, 32, wiring)), make_tokens())
-    assert not inspection.closes or not any(stream.wiring for stream in inspection.streams)
-    assert inspection.closes == (inspection.unknown == ())
-
-
-@pytest.mark.parametrize(
     ("wiring", "kind", "norm", "mode", "dtype"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW if case not in CASES)],
 )

@@ -7,23 +7,10 @@ from torch.nn import functional as F
 import addnorm
 from addnorm import inspect
 from addnorm.stream.find.passages import MOVED
+from support.random_models.changes import GUARDS, MASKS, MOVES, written
 from support.stream_steps import D, make_steps, noise
 
 X = 2 * noise(2, 5, D)
-ORDER = torch.arange(D).flip(0)
-SOME = torch.arange(D) < D // 2
-HALF = D // 2
-
-
-def written(change):
-    """Return a function that changes a copy of the stream in place."""
-
-    def run(x):
-        y = x.clone()
-        change(y, x)
-        return y
-
-    return run
 
 
 def place(between=None, residual=None, write=None, branch=None, end=None):
@@ -45,32 +32,13 @@ def check_refused(inspection):
     assert not any(stream.wiring for stream in inspection.streams)
 
 
-# Functions that give a feature the numbers of another one, or none.
-MOVES = {
-    "roll": lambda x: x.roll(1, -1),
-    "index": lambda x: x[..., ORDER],
-    "index_select": lambda x: x.index_select(-1, ORDER),
-    "gather": lambda x: x.gather(-1, ORDER.expand_as(x)),
-    "channel shuffle": lambda x: x.unflatten(-1, (4, -1)).transpose(-1, -2).flatten(-2),
-    "halves swapped by cat": lambda x: torch.cat(x.chunk(2, -1)[::-1], -1),
-    "halves swapped by writes": written(lambda y, x: (y[..., :HALF].copy_(x[..., HALF:]), y[..., HALF:].copy_(x[..., :HALF]))),
-    "some features of the token before": written(lambda y, x: y[:, 1:, :HALF].copy_(x[:, :-1, :HALF])),
-    "gather of a token by feature": lambda x: x.gather(1, (ORDER % 5).expand_as(x)),
-    "scatter": lambda x: torch.zeros_like(x).scatter(-1, ORDER.expand_as(x), x),
-    "some features zeroed": written(lambda y, x: y[..., 3:].zero_()),
-    "some features masked": lambda x: x.masked_fill(SOME, 0.0),
-    "features cut and padded": lambda x: F.pad(x[..., :8], (0, D - 8)),
-    "sorted": lambda x: x.sort(-1).values,
-    "unfold": lambda x: x.unfold(-1, 2, 2).transpose(-1, -2).flatten(-2),
-    "pixel_unshuffle": lambda x: F.pixel_unshuffle(x.reshape(-1, 1, 4, 4), 2).reshape(x.shape),
-    "half of the features negated": lambda x: torch.cat((x[..., :HALF], -x[..., HALF:]), -1),
-    "tokens in the place of features": lambda x: x.flatten(1).unflatten(1, (D, 5)).transpose(1, 2),
-}  # fmt: skip
+# A new stream begins after `unfold`, and the one before it may be named.
+UNFOLD = {"unfold": lambda x: x.unfold(-1, 2, 2).transpose(-1, -2).flatten(-2)}
 
 
-@pytest.mark.parametrize("name", MOVES)
-def test_inspect_refuses_features_that_change_place(name):
-    inspection = inspect(place(between=MOVES[name]), X)
+@pytest.mark.parametrize("change", (MOVES | UNFOLD).values(), ids=MOVES | UNFOLD)
+def test_inspect_refuses_features_that_change_place(change):
+    inspection = inspect(place(between=change), X)
     assert not inspection.closes
     assert inspection.streams[-1].wiring is None
 
@@ -101,17 +69,6 @@ def test_inspect_follows_tokens_that_change_place(name):
     assert (inspection.wiring, inspection.closes, len(inspection.sites)) == ("pre_ln", True, 4)
 
 
-# Masks and gates that are computed from the stream.
-MASKS = {
-    "relu": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
-    "relu by masked_fill": lambda x: x.masked_fill(x < 0, 0.0),
-    "relu by a product": lambda x: x * (x > 0),
-    "token gate, where": lambda x: torch.where(x.mean(-1, keepdim=True) > 0, x, torch.zeros_like(x)),
-    "sign of the mean": lambda x: x * torch.sign(x.mean(-1, keepdim=True)),
-    "magnitude": lambda x: x.abs(),
-}
-
-
 @pytest.mark.parametrize("name", MASKS)
 def test_inspect_refuses_masks_computed_from_stream(name):
     check_refused(inspect(place(between=MASKS[name]), X))
@@ -138,20 +95,6 @@ def test_inspect_counts_mean_of_random_mask():
     torch.manual_seed(0)
     inspection = inspect(place(between=lambda x: x * (torch.rand(D) < 0.5)), X)
     assert [site.row.a for site in inspection.sites] == [1.0, 0.5, 1.0, 1.0]
-
-
-# Functions that return their input where it is between -c and c.
-GUARDS = {
-    "clamp(-{c}, {c})": lambda x, c: x.clamp(-c, c),
-    "clamp": lambda x, c: x.clamp(torch.full((D,), -c), torch.full((D,), c)),
-    "clamp_max({c})": lambda x, c: x.clamp_max(c),
-    "hardtanh(-{c}, {c})": lambda x, c: F.hardtanh(x, -c, c),
-    "minimum({c})": lambda x, c: torch.minimum(x, torch.tensor(float(c))),
-    "maximum(-{c})": lambda x, c: torch.maximum(x, torch.tensor(-float(c))),
-    "where": lambda x, c: torch.where(x.abs() < c, x, torch.zeros_like(x)),
-    "masked_fill(0)": lambda x, c: x.masked_fill(x.abs() > c, 0.0),
-    "threshold(-{c}, 0)": lambda x, c: F.threshold(x, -c, 0.0),
-}
 
 
 @pytest.mark.parametrize("name", GUARDS)

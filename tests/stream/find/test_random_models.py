@@ -38,11 +38,6 @@ def judged(seed):
         return case, judge(addnorm.inspect(case.model, *case.inputs), case.answer)
 
 
-def list_wrong(seeds):
-    """Return a sentence for each wrong inspection."""
-    return [f"{case.describe()}: {verdict}" for case, verdict in map(judged, seeds) if verdict.status == "wrong"]
-
-
 # --- the grammar and the judge --------------------------------------------------------------------------------------------
 
 
@@ -105,9 +100,22 @@ def test_inspect_is_right_on_every_part_of_chains():
     assert {seed: str(judged(seed)[1]) for seed in COVER if judged(seed)[1].status != "right"} == {}
 
 
+REASONS = {  # words of what `inspect` says of constructs that no rows describe
+    "highway gate": "a gate g computed from the data",
+    "condition: gate of a sandwich": "is normalized, and multiplied by a gate",
+    "writes to a part of the tokens": "a part of the tokens only",
+}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_inspect_is_not_wrong_on_construct(name):
-    assert list_wrong(seeds_of(name, NUM_OF_EACH)) == []
+def test_inspect_is_right_on_construct_or_refuses_it(name):
+    for seed in seeds_of(name, NUM_OF_EACH):
+        case, verdict = judged(seed)
+        is_undescribed = bool(case.answer.reason or case.answer.limit)
+        assert verdict.status == "right" or (is_undescribed and verdict.status != "wrong"), (
+            f"{case.describe()}: {verdict}"
+        )
+        assert REASONS.get(name, "") in str(verdict)
 
 
 # --- many models ----------------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from support.answers import Norm
+from support.random_models.changes import GUARDS, MASKS, MOVES
 from support.random_models.constructs import construct
 from support.random_models.graphs import POST, Graph, flatten, through
 
@@ -88,34 +88,12 @@ def _between(kit, change, *inputs, reason="", is_traced=True):
 @construct("features change places")
 def moved_features(kit):
     """Build pre-LN whose features are moved between two layers, which no row expresses."""
-    half, order = kit.d // 2, torch.randperm(kit.d, generator=kit.generator)
-    changes = (
-        lambda x: x.flip(-1),
-        lambda x: x.roll(1, -1),
-        lambda x: x.roll(half, -1),
-        lambda x: x[..., order],
-        lambda x: x.index_select(-1, order),
-        lambda x: torch.cat((x[..., half:], x[..., :half]), -1),
-        lambda x: x.unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2),
-        lambda x: x.unflatten(-1, (2, half)).flip(-2).flatten(-2),
-        lambda x: torch.cat((x[..., :half], x[..., half:].flip(1)), -1),
-        lambda x: torch.where(torch.arange(kit.d) < half, x, x.roll(1, 1)),
-        lambda x: F.pad(x[..., 1:], (0, 1)),
-    )
-    return _between(kit, kit.rng.choice(changes), reason="features are moved between two layers")
+    return _between(kit, kit.rng.choice([*MOVES.values()]), reason="features are moved between two layers")
 
 
 @construct("stream masked by its data")
 def masked_by_data(kit):
-    changes = (
-        lambda x: x * (x > 0),
-        lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
-        lambda x: x.masked_fill(x < 0, 0.0),
-        lambda x: x * (x.mean(-1, keepdim=True) > 0),
-        lambda x: torch.where(x.mean(-1, keepdim=True) > 0, x, 0.0),
-        lambda x: x * torch.zeros_like(x).scatter(-1, x.abs().topk(kit.d // 2, -1).indices, 1.0),
-    )
-    return _between(kit, kit.rng.choice(changes), reason="a mask of the stream's own values multiplies it")
+    return _between(kit, kit.rng.choice([*MASKS.values()]), reason="a mask of the stream's own values multiplies it")
 
 
 @construct("stream masked by token")
@@ -137,13 +115,12 @@ def masked_by_token(kit):
 @construct("guard that does not bind")
 def unreached_guard(kit):
     """Build pre-LN with a bound that no value of the stream reaches."""
+    guard = kit.rng.choice([*GUARDS.values()])
     changes = (
-        lambda x: x.clamp(-1e4, 1e4),
+        lambda x: guard(x, 1e4),
         torch.nan_to_num,
         lambda x: torch.where(x.isfinite(), x, torch.zeros_like(x)),
         lambda x: x.masked_fill(x.isnan(), 0.0),
-        lambda x: torch.minimum(x, torch.full_like(x, 1e4)),
-        lambda x: F.hardtanh(x, -1e4, 1e4),
     )
     return _between(kit, kit.rng.choice(changes))
 
