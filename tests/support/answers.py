@@ -5,8 +5,6 @@ their wiring. A fact that is `ANY` is not compared. Random models write their an
 transformer families and of the zoo were read in the models' code, and name the kinds of the sublayers by letters: `stream("pre_ln", "afaf")`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

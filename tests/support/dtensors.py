@@ -1,10 +1,7 @@
 """Comparison of calls with DTensors with the same calls in one process."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -17,7 +14,7 @@ TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 ROWS = ("residual", "branch")
 
 
-def mesh_of(*shape: int):
+def mesh_of(*shape):
     return init_device_mesh("cpu", shape or (dist.get_world_size(),))
 
 
@@ -25,7 +22,7 @@ def distribute(call, mesh, placements):
     """Return a call's tensors as DTensors: the stream placed, the parameters replicated."""
     replicated = [Replicate()] * mesh.ndim
 
-    def place(name: str, t: Tensor):
+    def place(name, t):
         if name == "row_scale":
             return [
                 p if isinstance(p, Shard) and p.dim < t.dim() and t.shape[p.dim] > 1 else Replicate()
@@ -82,7 +79,7 @@ def compare_gradients(function, tensors, placed, message, reference=None):
         close(t.grad, whole[name].grad, f"{message}, gradient of {name}")
 
 
-def partial_of(t: Tensor, mesh, *placements) -> DTensor:
+def partial_of(t, mesh, *placements):
     """Return `t` as a DTensor whose parts on the last dimension of the mesh sum up to it."""
     whole = distribute_tensor(t, mesh, [*placements, Replicate()]).to_local()
     rank, n = mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
@@ -109,7 +106,7 @@ def check_variants(variants, mesh, placements, shape=SHAPE):
         compare(make(variant, "float64", shape), mesh, placements, f"{label}, {placements}, {shape}")
 
 
-def communication(function) -> dict[str, int]:
+def communication(function):
     """Return how often each collective ran during a call."""
     with CommDebugMode() as trace:
         function()

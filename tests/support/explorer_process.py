@@ -51,11 +51,11 @@ class Answer:
         return json.loads(self.body)
 
     @property
-    def error(self) -> str:
+    def error(self):
         return self.json["error"]
 
 
-def read(file) -> str:
+def read(file):
     """Return the text of an open file, whose position is that of the process that writes it."""
     return os.pread(file.fileno(), 1 << 20, 0).decode()
 
@@ -68,7 +68,7 @@ class Explorer:
         before: Python code that runs first in the process.
     """
 
-    def __init__(self, *arguments: str, before: str = ""):
+    def __init__(self, *arguments, before=""):
         arguments = arguments if "--port" in arguments else ("--port", "0", *arguments)
         code = f"{before}\nfrom addnorm_cli import main\nmain(['explore', *{arguments!r}])"
         self._stdout, self._stderr = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115  # for as long as the process
@@ -87,11 +87,11 @@ class Explorer:
         self.host, self.port, self.token = split.hostname, split.port, split.query.removeprefix("token=")
 
     @property
-    def stderr(self) -> str:
+    def stderr(self):
         """Return what the process has printed on stderr."""
         return self._last_words if self._stderr.closed else without_announcements(read(self._stderr))
 
-    def ask(self, method, path, body=None, headers=None) -> Answer:
+    def ask(self, method, path, body=None, headers=None):
         """Send one request on a new connection. A body that is not bytes is sent as JSON."""
         sent = dict(headers or {})
         if body is not None and not isinstance(body, bytes):
@@ -105,15 +105,15 @@ class Explorer:
         finally:
             connection.close()
 
-    def connect(self, timeout=30) -> socket.socket:
+    def connect(self, timeout=30):
         """Open a connection."""
         return socket.create_connection((self.host, self.port), timeout)
 
-    def memory(self) -> int:
+    def memory(self):
         """Return the resident memory in bytes; Linux only."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-    def end(self, by=signal.SIGINT, within=10.0) -> int:
+    def end(self, by=signal.SIGINT, within=10.0):
         """Send a signal and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(by)

@@ -4,10 +4,8 @@
     families()["bert"].streams          # the answer for every residual stream, in the order in which they run
 
 The expected streams were read in the modelling code of transformers 5.23 and torch 2.13, never taken from names. More families
-are in rare_families.py, adversarial models in adversarial_models.py. Letters stand for the kinds of sublayers, see `KINDS`.
+are in rare_families.py. Letters stand for the kinds of sublayers, see `KINDS`.
 """
-
-from __future__ import annotations
 
 import math
 import re

@@ -1,19 +1,14 @@
 """Operators with the schemas of other libraries, in float32 inside, and pre-LN models that call them as these libraries do."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 D, EPS = 16, 1e-5
-faults: dict[str, Any] = {}  # what the operators do wrong: "eps", "sign", "swap"
+faults = {}  # what the operators do wrong: "eps", "sign", "swap"
 
 
-def compute(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
-) -> tuple[Tensor, Tensor]:
+def compute(x, residual, weight, eps, offset=0.0):
     """Return the norm and the sum; the norm is that of the sum before its rounding."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     z = x.to(wide)
@@ -23,39 +18,39 @@ def compute(
     return y.to(x.dtype), z.to(x.dtype)
 
 
-def into(out: Tensor, x: Tensor, weight: Tensor, eps: float, *rest: Any) -> None:
-    out.copy_(compute(x, None, weight, eps)[0])
+def into(offset=0.0):
+    """Return an operator that writes the norm, with weight + offset, into its first argument."""
+
+    def run(out, x, weight, eps, *rest):
+        out.copy_(compute(x, None, weight, eps, offset)[0])
+
+    return run
 
 
-def in_place(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *rest: Any) -> None:
-    y, z = compute(x, residual, weight, eps)
-    first, second = (residual, x) if faults.get("swap") else (x, residual)
-    first.copy_(y)
-    second.copy_(z)
+def in_place(offset=0.0):
+    """Return an operator that writes the norm, with weight + offset, and the sum into its arguments."""
+
+    def run(x, residual, weight, eps, *rest):
+        y, z = compute(x, residual, weight, eps, offset)
+        first, second = (residual, x) if faults.get("swap") else (x, residual)
+        first.copy_(y)
+        second.copy_(z)
+
+    return run
 
 
-def gemma_into(out: Tensor, x: Tensor, weight: Tensor, eps: float, *rest: Any) -> None:
-    out.copy_(compute(x, None, weight, eps, 1.0)[0])
-
-
-def gemma_in_place(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *rest: Any) -> None:
-    y, z = compute(x, residual, weight, eps, 1.0)
-    x.copy_(y)
-    residual.copy_(z)
-
-
-def quack(x, weight, out, bias, rstd, mean, residual, residual_out, eps=1e-6, is_layernorm=False) -> None:
+def quack(x, weight, out, bias, rstd, mean, residual, residual_out, eps=1e-6, is_layernorm=False):
     y, z = compute(x, residual, weight, eps)
     out.copy_(y)
     if residual_out is not None:
         residual_out.copy_(z)
 
 
-def rstd(x: Tensor) -> Tensor:
+def rstd(x):
     return torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS)
 
 
-def hub(x, weight, *options) -> list[Tensor]:
+def hub(x, weight, *options):
     return [compute(x, None, weight, options[6])[0], x.new_empty(len(x))]
 
 
@@ -65,10 +60,9 @@ NORM, PAIR = (
 )
 PDL = ", bool enable_pdl) -> ()"
 # schema, implementation, and how a model calls it: (operator, x, residual, weight) -> (norm, sum)
-Call = Callable[[Any, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def call_into(*rest: Any) -> Call:
+def call_into(*rest):
     def call(op, x, residual, weight):
         z = residual + x
         out = torch.empty_like(z)
@@ -78,7 +72,7 @@ def call_into(*rest: Any) -> Call:
     return call
 
 
-def call_in_place(*rest: Any) -> Call:
+def call_in_place(*rest):
     def call(op, x, residual, weight):
         op(x, residual, weight, EPS, *rest)
         return x, residual
@@ -118,15 +112,15 @@ QUACK = (
     "(Tensor x, Tensor? weight, Tensor(a2!) out, Tensor? bias, Tensor(a4!)? rstd, Tensor(a5!)? mean, Tensor? residual, "
     "Tensor(a7!)? residual_out, float eps=1e-6, bool is_layernorm=False) -> ()"
 )
-OPERATORS: dict[str, tuple[str, Callable[..., Any], Call]] = {
-    "_C::rms_norm": ("(Tensor! result, Tensor input, Tensor? weight, float epsilon) -> ()", into, call_into()),
+OPERATORS = {
+    "_C::rms_norm": ("(Tensor! result, Tensor input, Tensor? weight, float epsilon) -> ()", into(), call_into()),
     "_C::fused_add_rms_norm": (
-        "(Tensor! input, Tensor! residual, Tensor? weight, float epsilon) -> ()", in_place, call_in_place(),
+        "(Tensor! input, Tensor! residual, Tensor? weight, float epsilon) -> ()", in_place(), call_in_place(),
     ),
-    "sgl_kernel::rmsnorm": (f"{NORM.format('!', 'output', 'eps')}{PDL}", into, call_into(True)),
-    "sgl_kernel::gemma_rmsnorm": (f"{NORM.format('!', 'output', 'eps')}{PDL}", gemma_into, call_into(True)),
-    "sgl_kernel::fused_add_rmsnorm": (f"{PAIR.format('eps')}{PDL}", in_place, call_in_place(False)),
-    "sgl_kernel::gemma_fused_add_rmsnorm": (f"{PAIR.format('eps')}{PDL}", gemma_in_place, call_in_place(False)),
+    "sgl_kernel::rmsnorm": (f"{NORM.format('!', 'output', 'eps')}{PDL}", into(), call_into(True)),
+    "sgl_kernel::gemma_rmsnorm": (f"{NORM.format('!', 'output', 'eps')}{PDL}", into(1.0), call_into(True)),
+    "sgl_kernel::fused_add_rmsnorm": (f"{PAIR.format('eps')}{PDL}", in_place(), call_in_place(False)),
+    "sgl_kernel::gemma_fused_add_rmsnorm": (f"{PAIR.format('eps')}{PDL}", in_place(1.0), call_in_place(False)),
     "sgl_kernel::rmsnorm_cpu": (
         "(Tensor input, Tensor weight, float eps) -> Tensor", lambda *a: compute(a[0], None, *a[1:])[0], call_norm,
     ),
@@ -149,7 +143,7 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any], Call]] = {
     ),
     "_layer_norm_0a1b2c3::dropout_add_ln_fwd": (HUB, hub, call_hub),
     "ownlib::add_rms_norm": (  # not built in
-        "(Tensor! branch, Tensor! stream, Tensor gain, float eps) -> ()", in_place, call_in_place(),
+        "(Tensor! branch, Tensor! stream, Tensor gain, float eps) -> ()", in_place(), call_in_place(),
     ),
     "ownlib::rms_norm": (
         "(Tensor x, Tensor gain, float eps) -> Tensor", lambda *a: compute(a[0], None, *a[1:])[0], call_norm,
@@ -175,12 +169,12 @@ for name, (schema, function, _) in OPERATORS.items():
 class AddNorm(nn.Module):
     """Add and norm of (hidden, residual) by an operator; in plain torch without a name."""
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name=""):
         super().__init__()
         self.name = name
         self.weight = nn.Parameter(0.5 + torch.rand(D))
 
-    def forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden, residual):
         if not self.name:
             z = residual + hidden
             return F.rms_norm(z, (D,), self.weight, EPS), z
@@ -190,13 +184,13 @@ class AddNorm(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D))
         self.norm = AddNorm(name)
         self.gate = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D))
 
-    def forward(self, hidden: Tensor, residual: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden, residual, norm):
         hidden, residual = self.norm(self.mlp(hidden), residual)
         return norm(self.gate(hidden), residual)
 
@@ -204,14 +198,14 @@ class Layer(nn.Module):
 class PairModel(nn.Module):
     """Layers that pass the pair (hidden, residual) on; the norm of the next layer adds."""
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name=""):
         super().__init__()
         self.embed = nn.Embedding(20, D)
         self.first = nn.RMSNorm(D, EPS)
         self.layers = nn.ModuleList(Layer(name) for _ in range(2))
         self.norms = nn.ModuleList(AddNorm(name) for _ in range(2))
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         residual = self.embed(ids)
         hidden = self.first(residual)
         for layer, norm in zip(self.layers, self.norms, strict=True):
@@ -219,7 +213,7 @@ class PairModel(nn.Module):
         return hidden
 
 
-def make_pair(name: str, dtype: torch.dtype = torch.float32) -> tuple[PairModel, PairModel, Tensor]:
+def make_pair(name, dtype=torch.float32):
     """Return a model that calls an operator, the same model in plain torch, and tokens."""
     torch.manual_seed(0)
     model, plain = PairModel(name), PairModel()

@@ -1,9 +1,6 @@
 """Helpers that compile a model with the backend and return its boundaries, and compare it with the model before fusing."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,24 +29,24 @@ class GraphCapture:
     outputs: tuple[Any, ...] = ()
 
     @property
-    def reasons(self) -> list[str | None]:
+    def reasons(self):
         return [boundary.reason for boundary in self.boundaries]
 
     @property
-    def code(self) -> str:
+    def code(self):
         return "\n".join(graph.code for graph in self.graphs)
 
 
-def capture_graphs(model: nn.Module, **options: Any) -> GraphCapture:
+def capture_graphs(model, **options):
     """Compile a model with a backend that records graphs and boundaries. The model does not run yet."""
     capture = GraphCapture()
     paths = {str(id(module)): path for path, module in model.named_modules()}
 
-    def named(node: Any) -> str:
+    def named(node):
         stack = [*node.meta.get("nn_module_stack", {})]
         return next((paths[key] for key in reversed(stack) if key in paths), "")
 
-    def backend(graph: Any, example_inputs: Any) -> Any:
+    def backend(graph, example_inputs):
         capture.graphs.append(graph)
         fused = fuse_graph(graph, named)
         assert all(difference.holds for difference in fused.differences)
@@ -61,7 +58,7 @@ def capture_graphs(model: nn.Module, **options: Any) -> GraphCapture:
     return capture
 
 
-def run_both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any, GraphCapture]:
+def run_both(model, *args, **kwargs):
     """Return the results of a model before and after fusing, without gradients, from the same random state."""
     capture = capture_graphs(model)
     with torch.no_grad():
@@ -75,7 +72,7 @@ def run_both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any, Gra
 class FunctionModel(nn.Module):
     """Model of two sublayers, a norm and its parts; `forward` is a function of the model and the inputs."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function):
         super().__init__()
         torch.manual_seed(1)
         self.function = function
@@ -84,14 +81,14 @@ class FunctionModel(nn.Module):
         self.register_buffer("buffer", torch.rand(D) + 0.5)
         self.register_buffer("eps", torch.tensor(1e-5))
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args):
         return self.function(self, *args)
 
 
 def fuse_function(
-    function: Callable[..., Any], *calls: tuple[Any, ...], gradients: bool = True, dtype: torch.dtype = torch.float32,
-    limit: float = 1e-5, change: Callable[[nn.Module, int], None] | None = None, **options: Any,
-) -> GraphCapture:  # fmt: skip
+    function, *calls, gradients=True, dtype=torch.float32,
+    limit=1e-5, change=None, **options,
+):  # fmt: skip
     """Fuse the model of a function; check outputs, strides, buffers and gradients against the original in every call.
 
     Args:
@@ -123,7 +120,7 @@ def fuse_function(
     return capture
 
 
-def _run(model: nn.Module, call: Any, args: Any, gradients: bool) -> tuple[Iterable[Tensor], dict[str, Tensor]]:
+def _run(model, call, args, gradients):
     """Return the outputs of a call, and the gradients of the parameters for random cotangents."""
     torch.manual_seed(0)
     model.zero_grad()
@@ -136,7 +133,7 @@ def _run(model: nn.Module, call: Any, args: Any, gradients: bool) -> tuple[Itera
     return outputs, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def relative_difference(before: Tensor, after: Tensor) -> float:
+def relative_difference(before, after):
     """Return the largest difference, relative to the largest number."""
     assert before.shape == after.shape
     assert before.dtype == after.dtype

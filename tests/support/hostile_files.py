@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import torch
 
@@ -87,7 +86,7 @@ TENSORS = {
 }  # fmt: skip
 
 
-def make_hostile_files(folder: Path) -> None:
+def make_hostile_files(folder):
     """Write all files into a folder."""
     for name, content in TEXTS.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -1,17 +1,11 @@
 """Model whose forward also returns the tensors that the recorder measures, and a recorded step of it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import addnorm
-from addnorm.stream.record.recording import Recording
 
 D, TOKENS, BATCH = 16, 6, 3
 
@@ -19,7 +13,7 @@ D, TOKENS, BATCH = 16, 6, 3
 class Block(nn.Module):
     """Two sublayers; `seen` collects the tensors that the recorder measures."""
 
-    def __init__(self, post: bool) -> None:
+    def __init__(self, post):
         super().__init__()
         self.post = post
         self.mix, self.up, self.down = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
@@ -28,13 +22,13 @@ class Block(nn.Module):
             nn.init.uniform_(norm.weight, 0.5, 1.5)
             nn.init.normal_(norm.bias, std=0.1)
 
-    def attention(self, x: Tensor) -> Tensor:
+    def attention(self, x):
         return self.mix(torch.softmax(x @ x.transpose(-1, -2) / 4, -1) @ x)
 
-    def mlp(self, x: Tensor) -> Tensor:
+    def mlp(self, x):
         return self.down(F.gelu(self.up(x)))
 
-    def forward(self, x: Tensor, seen: list[dict[str, Tensor]] | None = None) -> Tensor:
+    def forward(self, x, seen=None):
         for f, norm in ((self.attention, self.norm1), (self.mlp, self.norm2)):
             before = x
             read = before if self.post else norm(before)
@@ -49,15 +43,15 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, post: bool = False, layers: int = 2) -> None:
+    def __init__(self, post=False, layers=2):
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(20, D)
         self.blocks = nn.ModuleList(Block(post) for _ in range(layers))
         self.last = nn.Identity() if post else nn.LayerNorm(D)
-        self.checkpointed: bool | None = None
+        self.checkpointed = None
 
-    def forward(self, ids: Tensor, seen: list[dict[str, Tensor]] | None = None) -> Tensor:
+    def forward(self, ids, seen=None):
         x = self.embed(ids)
         for block in self.blocks:
             if self.checkpointed is not None and self.training:
@@ -67,17 +61,17 @@ class Model(nn.Module):
         return self.last(x)
 
 
-def token_ids() -> Tensor:
+def token_ids():
     """Return the input of `Model`."""
     return torch.randint(20, (BATCH, TOKENS), generator=torch.Generator().manual_seed(1))
 
 
-def compute_loss(y: Tensor) -> Tensor:
+def compute_loss(y):
     """Return a loss whose gradient differs between tokens."""
     return (y * torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype)).sum()
 
 
-def step(model: nn.Module, ids: Tensor, **options: Any) -> Recording:
+def step(model, ids, **options):
     """Return the recording of one forward and backward."""
     model.zero_grad()
     with addnorm.record(model, **options) as rec:
@@ -85,37 +79,43 @@ def step(model: nn.Module, ids: Tensor, **options: Any) -> Recording:
     return rec
 
 
-def record(model: nn.Module, *inputs: Tensor, **options: Any) -> Recording:
+def record(model, *inputs, **options):
     """Return the recording of one forward without gradients."""
     with addnorm.record(model, grads=False, **options) as rec, torch.no_grad():
         model(*inputs)
     return rec
 
 
-def column(rec: Recording, role: str, statistic: str, step: int | None = None) -> list[float]:
+def column(rec, role, statistic, step=None):
     """Return a statistic of the sublayers by depth, at a step or the last one."""
     return [value for site, value in rec.series(role, statistic, step) if site.layer is not None]
 
 
-def parameter_gradients(model: Model) -> list[float]:
+def parameter_gradients(model):
     """Return the L2 norm of the parameters' gradients for each sublayer."""
     sublayers = [modules for block in model.blocks for modules in ([block.mix], [block.up, block.down])]
     grads = [[p.grad.double().norm() for module in modules for p in module.parameters()] for modules in sublayers]
     return [float(torch.stack(norms).norm()) for norms in grads]
 
 
-def lengths(t: Tensor) -> Tensor:
+def lengths(t):
     """Return the L2 norm of each token."""
     return t.detach().double().reshape(-1, t.shape[-1]).norm(dim=-1)
 
 
-def compare_write(x: Tensor, write: Tensor) -> dict[str, float]:
+def compare_write(x, write):
     """Return ratio and cosine of a write and the stream it is added to."""
     cosines = F.cosine_similarity(x.detach(), write.detach(), dim=-1)
     return {"ratio": float((lengths(write) / lengths(x)).mean()), "cosine": float(cosines.mean())}
 
 
-REFERENCE: dict[str, Callable[[Tensor], float]] = {
+def similarity(t):
+    """Return the mean cosine between two tokens of a sequence; t is `(sequences, tokens, features)`."""
+    unit, n = F.normalize(t.detach().double(), dim=-1), t.shape[1]
+    return float(((unit @ unit.mT).sum((1, 2)) - n).mean()) / (n * (n - 1))
+
+
+REFERENCE = {
     "l2": lambda t: float(lengths(t).mean()),
     "rms": lambda t: float(t.detach().double().square().mean().sqrt()),
     "max": lambda t: float(t.detach().abs().max()),

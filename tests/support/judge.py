@@ -1,7 +1,5 @@
 """Judgement of an inspection by the expected answer: right, partly right, refused or wrong, with a sentence for each difference."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field, replace
 

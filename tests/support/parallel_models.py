@@ -1,7 +1,5 @@
 """Comparison with one process: models under a parallel plan, and the gradients of wrapped or sharded encoders."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 

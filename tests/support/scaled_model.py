@@ -1,9 +1,7 @@
 """Model with a factor on each sublayer's write, as the reference for `scale_write` and `ablate`."""
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 D = 16
 
@@ -11,15 +9,15 @@ D = 16
 class Model(nn.Module):
     """Four sublayers; `scales[k]` multiplies the write of sublayer k."""
 
-    def __init__(self, post: bool = False) -> None:
+    def __init__(self, post=False):
         super().__init__()
         torch.manual_seed(0)
         self.post = post
         self.f = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(4))
         self.norm = nn.ModuleList(nn.LayerNorm(D) for _ in range(4))
-        self.scales: list[float | str] = [1.0] * 4
+        self.scales = [1.0] * 4
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for f, norm, scale in zip(self.f, self.norm, self.scales, strict=True):
             write = f(x if self.post else norm(x))
             write = write.mean((0, 1), keepdim=True).expand_as(write) if scale == "mean" else write * scale
@@ -27,7 +25,7 @@ class Model(nn.Module):
         return x
 
 
-def run_scaled(model: Model, k: int, scale: float | str, x: Tensor) -> Tensor:
+def run_scaled(model, k, scale, x):
     """Return the output with one write scaled by this factor."""
     model.scales[k] = scale
     try:
@@ -36,6 +34,6 @@ def run_scaled(model: Model, k: int, scale: float | str, x: Tensor) -> Tensor:
         model.scales[k] = 1.0
 
 
-def make_stream() -> Tensor:
+def make_stream():
     """Return the input of `Model`."""
     return torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))

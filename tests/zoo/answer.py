@@ -1,7 +1,5 @@
 """Form of the answers: a package with its models, and what the residual streams of each are."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Layouts of the residual stream: where the dimensions of batch, tokens and features are placed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 SWAPPED = {"sequence": (1, 0, 2), "channels": (0, 2, 1)}  # layouts that swap two dimensions

@@ -1,7 +1,5 @@
 """A random model, and the values of its stream by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

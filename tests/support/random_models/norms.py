@@ -1,7 +1,5 @@
 """Norms in the spellings of real code, each with its formula in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

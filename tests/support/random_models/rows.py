@@ -1,7 +1,5 @@
 """Rules of the grammar for the rows of a chain of sublayers: published wirings, and rows that no published wiring has."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

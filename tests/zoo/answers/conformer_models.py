@@ -1,7 +1,5 @@
 """The conformer package."""
 
-from __future__ import annotations
-
 from zoo.answer import CONFORMER_ROWS, Package, make, model, stream, vectors
 
 ANSWER = stream(None, "faof" * 2, final_norm=False, rows=CONFORMER_ROWS)

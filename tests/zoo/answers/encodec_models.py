@@ -1,7 +1,5 @@
 """The streaming transformer of encodec."""
 
-from __future__ import annotations
-
 from zoo.answer import Package, make, model, stream, vectors
 
 TRANSFORMER = ("encodec.modules.transformer:StreamingTransformerEncoder", 32)

@@ -1,7 +1,5 @@
 """g-mlp-pytorch."""
 
-from __future__ import annotations
-
 from zoo.answer import Package, image, make, model, stream, tokens
 
 CODE = "g_mlp_pytorch.py: Residual(PreNorm(dim, gMLPBlock(...))): return self.fn(x) + x; one sublayer a layer; to_logits begins with LayerNorm"

@@ -1,7 +1,5 @@
 """Transformers of MONAI."""
 
-from __future__ import annotations
-
 from support.families import ids, noise
 from zoo.answer import Package, image, make, model, stream, tokens
 

@@ -1,7 +1,5 @@
 """perceiver-pytorch."""
 
-from __future__ import annotations
-
 from support.families import noise
 from zoo.answer import Package, make, model, stream
 

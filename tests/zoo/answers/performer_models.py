@@ -1,7 +1,5 @@
 """performer-pytorch."""
 
-from __future__ import annotations
-
 from addnorm import Row
 from zoo.answer import ANY, NUMBER, Package, make, model, refuse, stream, tokens
 

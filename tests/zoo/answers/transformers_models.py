@@ -1,7 +1,5 @@
 """Models of transformers: the families of the default and slow tests, whose streams were read in its modelling code."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from support import families, rare_families
