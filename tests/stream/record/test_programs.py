@@ -202,7 +202,9 @@ def test_streams_that_the_loss_does_not_use_have_gradient_zero():
         run.model(run.x)
         streams = written[-3]  # of the second of four sublayers
         streams[0].square().sum().backward()
-    assert column(rec, "grad", "rms_0")[1] == pytest.approx(float(2 * streams[0].detach().square().mean().sqrt()), rel=1e-5)
+    assert column(rec, "grad", "rms_0")[1] == pytest.approx(
+        float(2 * streams[0].detach().square().mean().sqrt()), rel=1e-5
+    )
     assert column(rec, "grad", "rms_1")[1] == column(rec, "grad", "rms_3")[1] == 0.0
     assert len(column(rec, "grad", "l2")) == 2
     assert column(rec, "grad", "rms_1")[0] > 0
