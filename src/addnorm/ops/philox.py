@@ -42,11 +42,35 @@ def keep_mask(shape: tuple[int, ...], p: float, seed: Tensor, offset: int = 0) -
     """Return the boolean mask, `shape`, of the elements that dropout with probability p keeps, on the seed's device."""
     count = math.prod(shape)
     blocks = torch.arange((count + 3) // 4, dtype=torch.int64, device=seed.device)
+    bits = _words(blocks, seed, offset).reshape(-1)[:count]
+    return (bits >= math.floor(p * 2**32)).reshape(shape)
+
+
+def keep_rows(rows: Tensor, d: int, p: float, seed: Tensor, offset: int = 0) -> Tensor:
+    """Return the part of the mask of a `(*, d)` tensor that belongs to some of its rows, `(*rows.shape, d)`.
+
+    Args:
+        rows: int64, the numbers of the rows in contiguous order.
+        d: the number of features.
+        p: as in `keep_mask`.
+        seed: as in `keep_mask`.
+        offset: as in `keep_mask`.
+    """
+    if d % 4 == 0:
+        blocks = rows.unsqueeze(-1) * (d // 4) + torch.arange(d // 4, device=rows.device)
+        bits = _words(blocks, seed, offset).flatten(-2)
+    else:
+        elements = rows.unsqueeze(-1) * d + torch.arange(d, device=rows.device)
+        bits = _words(elements >> 2, seed, offset).gather(-1, (elements & 3).unsqueeze(-1)).squeeze(-1)
+    return bits >= math.floor(p * 2**32)
+
+
+def _words(blocks: Tensor, seed: Tensor, offset: int) -> Tensor:
+    """Return the four words of each block, `(*, 4)`."""
     counter = blocks + offset
     zero = torch.zeros_like(counter)
     words = philox((counter & MASK, (counter >> 32) & MASK, zero, zero), (seed & MASK, (seed >> 32) & MASK))
-    bits = torch.stack(words, dim=-1).reshape(-1)[:count]
-    return (bits >= math.floor(p * 2**32)).reshape(shape)
+    return torch.stack(words, dim=-1)
 
 
 def keep_scale(shape: tuple[int, ...], p: float, seed: Tensor, offset: int, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,6 @@ part of the dropout mask that belongs to the shard: element i of the whole branc
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -29,8 +28,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from addnorm import reference
+from addnorm.ops import philox
 from addnorm.ops.options import ADD_OPTIONS, GRADIENTS
-from addnorm.ops.schema import OVERLOADS, arguments_of, gradients_of, library
+from addnorm.ops.schema import OVERLOADS, arguments_of, library
 
 __all__ = [
     "find_mesh", "linear", "localize", "make_partial", "place_rows", "register", "replicate", "replicate_dimensions", "spread",
@@ -42,8 +42,7 @@ Placements = tuple[Placement, ...]
 _STREAM = ("z", "y", "residual", "branch", "stats", "dy", "dz")
 _SAME_SHAPE = ("branch", "y", "dy", "dz")
 _ROWS = tuple(option.name for option in ADD_OPTIONS if option.kind == "rows")
-# Arguments whose gradients are sums over rows.
-_PARAMETERS = {*GRADIENTS} - {"residual", "branch", *_ROWS}
+_BRANCH, _BRANCH_BIAS = GRADIENTS.index("branch"), GRADIENTS.index("branch_bias")
 
 
 def replicate(value: Tensor, like: Tensor) -> Tensor:
@@ -117,12 +116,7 @@ def localize(arguments: dict[str, Any], mesh: DeviceMesh, rows: Placements, with
 
 
 class _Call:
-    """One call of an operator: its arguments as this process's tensors, and the placement of the rows.
-
-    Attributes:
-        runs: for a call with dropout, the runs of rows here that follow each other in the whole tensor: the indices of a run in
-            the first dimensions, and the number of the Philox block where it begins. Empty if one run has all rows.
-    """
+    """One call of an operator: its arguments as this process's tensors, and the placement of the rows."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.local = arguments
@@ -138,54 +132,38 @@ class _Call:
         drops = bool(arguments.get("dropout_p", 0.0))
         placed = [t for t in stream.values() if isinstance(t, DTensor)]
         self.rows = place_rows(placed, whole.dim() - 1, self.mesh.ndim, plain=drops)
-        self.with_rows = (*stream, *_ROWS)
-        self.runs: dict[tuple[int, ...], int] = {}
-        self.sizes: tuple[int, ...] = ()  # of the first dimensions
-        if drops:
+        localize(arguments, self.mesh, self.rows, (*stream, *_ROWS))
+        self.keep: Tensor | None = None  # of the rows here, in their shape
+        if drops and ("grad_mask" in arguments or arguments["branch"] is not None):
             self._place_mask()
-        localize(arguments, self.mesh, self.rows, self.with_rows)
 
     def _place_mask(self) -> None:
-        """Find the part of the dropout mask that belongs to this process's rows.
+        """Prepare this process's part of the dropout mask.
 
-        Each run needs a call of its own, with another offset. If runs begin inside a block, every process computes all rows.
+        If its rows are contiguous in the whole tensor and start at a Philox block, advance the operator's offset; else compute
+        the mask here as `keep` and turn the operator's dropout off.
         """
-        last = max((p.dim % len(self.shape) for p in self.rows if isinstance(p, Shard)), default=0)
-        if math.prod(self.shape[last + 1 :]) % 4:
-            self.rows, last = (Replicate(),) * self.mesh.ndim, 0
-        sizes, starts = compute_local_shape_and_global_offset(self.shape, self.mesh, self.rows)
-        if 0 in sizes:
-            return  # no row is here
-        strides = make_contiguous_strides_for(self.shape)
-        self.sizes = sizes[:last]
-        for index in itertools.product(*map(range, self.sizes)):
-            places = (*(start + i for start, i in zip(starts, index, strict=False)), starts[last])
-            self.runs[index] = sum(place * stride for place, stride in zip(places, strides, strict=False)) // 4
-        if len(self.runs) == 1:
-            self.local["offset"] += self.runs.popitem()[1]
+        sizes, starts = (part[:-1] for part in compute_local_shape_and_global_offset(self.shape, self.mesh, self.rows))
+        d = self.shape[-1]
+        strides = [math.prod(self.shape[i + 1 : -1]) for i in range(len(sizes))]
+        first = sum(start * stride for start, stride in zip(starts, strides, strict=True)) * d
+        cut = max((i for i, size in enumerate(sizes) if size != self.shape[i]), default=0)
+        if first % 4 == 0 and all(size == 1 for size in sizes[:cut]):
+            self.local["offset"] += first // 4
+            return
+        device = self.local["seed"].device
+        rows = torch.zeros((), dtype=torch.int64, device=device)
+        for size, start, stride in zip(sizes, starts, strides, strict=True):
+            rows = rows.unsqueeze(-1) + torch.arange(start, start + size, device=device) * stride
+        self.keep = philox.keep_rows(rows, d, self.local["dropout_p"], self.local["seed"], self.local["offset"])
+        self.probability = self.local["dropout_p"]
+        self.local["dropout_p"], self.local["seed"] = 0.0, None
 
-    def run(self, op: Any, summed: Collection[int] = ()) -> Any:
-        """Return the outputs of the operator for the rows here; those with the places `summed` are sums over the rows."""
-        if not self.runs:
-            return op(*self.local.values())
-        results = []
-        for index, offset in self.runs.items():
-            part = {name: t[index] if name in self.with_rows and t is not None else t for name, t in self.local.items()}
-            results.append(op(*(part | {"offset": self.local["offset"] + offset}).values()))
-        if results[0] is None:  # the operator has written its outputs
-            return None
-
-        def join(place: int, parts: tuple[Tensor, ...]) -> Tensor:
-            if _is_placeholder(parts[0]):
-                return parts[0]
-            stacked = torch.stack(parts)
-            return stacked.sum(0) if place in summed else stacked.unflatten(0, self.sizes)
-
-        return tuple(join(place, parts) for place, parts in enumerate(zip(*results, strict=True)))
-
-
-def _is_placeholder(t: Tensor) -> bool:
-    return t.dim() == 1 and t.numel() == 0
+    def drop(self, branch: Tensor, branch_bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return dropout(branch + branch_bias) with the mask of these rows."""
+        assert self.keep is not None
+        factor = 1.0 / (1.0 - self.probability) if self.probability < 1.0 else 0.0
+        return reference.drop_branch(branch.to(dtype), branch_bias, self.keep.to(dtype) * factor)
 
 
 def wrap(t: Tensor, mesh: DeviceMesh, placements: Placements, shape: Sequence[int]) -> DTensor:
@@ -226,33 +204,55 @@ def find_mesh(tensors: dict[str, Tensor]) -> DeviceMesh:
 
 def _forward(op: Any, arguments: dict[str, Any]) -> Any:
     call = _Call(arguments)
-    outputs = call.run(op)
+    local = call.local
+    if call.keep is not None:
+        branch, residual = local["branch"], local["residual"]
+        dtype = reference.compute_dtype(residual, branch, dtype=local["residual_dtype"])
+        local["out_dtype"] = local["out_dtype"] or branch.dtype
+        local["branch"], local["branch_bias"] = call.drop(branch, local["branch_bias"], dtype), None
+    outputs = op(*local.values())
     if isinstance(outputs, Tensor):
         return wrap(outputs, call.mesh, call.rows, call.shape)
-    return tuple(
-        t if _is_placeholder(t) else wrap(t, call.mesh, call.rows, (*call.shape[:-1], t.shape[-1])) for t in outputs
-    )
+    results = []
+    for t in outputs:
+        is_placeholder = t.dim() == 1 and t.numel() == 0
+        results.append(t if is_placeholder else wrap(t, call.mesh, call.rows, (*call.shape[:-1], t.shape[-1])))
+    return tuple(results)
 
 
 def _backward(op: Any, arguments: dict[str, Any]) -> Any:
     call = _Call(arguments)
     local = call.local
-    requested = gradients_of(arguments_of("add_norm_backward")(**local))
-    if call.runs:  # the gradients of parameters are rounded after the sum
-        wide = reference.compute_dtype(local["z"])
-        local["bias_dtype"] = wide
-        for name in _PARAMETERS & local.keys():
-            local[name] = local[name] if local[name] is None else local[name].to(wide)
-    outputs = [*call.run(op, [bit for bit, name in enumerate(GRADIENTS) if name in _PARAMETERS])]
-    for bit, name in enumerate(GRADIENTS):
-        if name not in requested:
+    outputs = [*(op(*local.values()) if call.keep is None else _backward_of_dropped(op, call))]
+    for bit, (name, t) in enumerate(zip(GRADIENTS, outputs, strict=False)):
+        if not local["grad_mask"] >> bit & 1:
             continue  # a placeholder
-        if name in _PARAMETERS:
-            t = outputs[bit].to(requested[name][1])
-            outputs[bit] = wrap(t, call.mesh, make_partial(call.rows), t.shape)
+        if name in ("residual", "branch"):
+            outputs[bit] = wrap(t, call.mesh, call.rows, call.shape)
+        elif name in _ROWS:
+            outputs[bit] = wrap(t, call.mesh, call.rows, call.shape[:-1])
         else:
-            outputs[bit] = wrap(outputs[bit], call.mesh, call.rows, call.shape[:-1] if name in _ROWS else call.shape)
+            outputs[bit] = wrap(t, call.mesh, make_partial(call.rows), t.shape)
     return tuple(outputs)
+
+
+def _backward_of_dropped(op: Any, call: _Call) -> list[Tensor]:
+    """Return the gradients of a call with the dropout mask `call.keep`: the operator's without dropout, then the mask's."""
+    local, mask = call.local, call.local["grad_mask"]
+    dtype = reference.compute_dtype(local["z"])
+    changed = {"branch_bias": None, "branch_dtype": dtype, "grad_mask": mask & ~(1 << _BRANCH_BIAS)}
+    if mask >> _BRANCH_BIAS & 1:
+        changed["grad_mask"] |= 1 << _BRANCH
+    if local["branch"] is not None:
+        changed["branch"] = call.drop(local["branch"], local["branch_bias"], dtype)
+    outputs = [*op(*(local | changed).values())]
+    if changed["grad_mask"] >> _BRANCH & 1:
+        dbranch = call.drop(outputs[_BRANCH], None, dtype)
+        if mask >> _BRANCH & 1:
+            outputs[_BRANCH] = dbranch.to(local["branch_dtype"])
+        if mask >> _BRANCH_BIAS & 1:
+            outputs[_BRANCH_BIAS] = reference.sum_rows(dbranch).to(local["branch_bias"].dtype)
+    return outputs
 
 
 def _out(op: Any, arguments: dict[str, Any]) -> None:
@@ -263,7 +263,11 @@ def _out(op: Any, arguments: dict[str, Any]) -> None:
                 f"the tensor for {name} is placed {t.placements}, expected {call.rows}, as the rows of the result: redistribute "
                 "it first, or leave out out= and call the function without the underscore."
             )
-    call.run(op)
+    local = call.local
+    if call.keep is not None:
+        dtype = reference.compute_dtype(local["residual"], local["branch"], local["z"])
+        local["branch"], local["branch_bias"] = call.drop(local["branch"], local["branch_bias"], dtype), None
+    op(*local.values())
 
 
 Rule = Callable[[Any, dict[str, Any]], Any]
