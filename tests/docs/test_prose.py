@@ -31,6 +31,29 @@ def rows_of(source, /, *keys, **fields):
     return [row for row in read(source, *keys) if fields.items() <= row.items()]
 
 
+def depth(wiring, key, num_layers=64):
+    """Return a number of an untrained stack."""
+    (row,) = rows_of("claims", "results", "depth", wiring=wiring, num_layers=num_layers)
+    return row[key]
+
+
+def trained(wiring, num_layers, rate=None, warm_up=0, key="loss"):
+    """Return a number of a trained model, at its best rate by default."""
+    kept = rows_of("claims", "results", "training", wiring=wiring, num_layers=num_layers, warm_up=warm_up)
+    return min((row for row in kept if rate in (None, row["lr"])), key=lambda row: row["loss"])[key]
+
+
+def removal(key):
+    """Return a number of the removal of sublayers, by wiring."""
+    return {row["wiring"]: row[key] for row in read("claims", "results", "removal") if row["of"]}
+
+
+def norms(start):
+    """Return the numbers of a claim of norms.json."""
+    (claim,) = (claim for claim in read("norms", "claims") if claim["claim"].startswith(start))
+    return {name: float(value) for name, value in claim["measured"].items()}
+
+
 def speeds(job, norm="layer", **fields):
     """Return speeds relative to eager PyTorch, on two threads."""
     rows = rows_of("functional", "rows", job=job, norm=norm, threads=2, variant="addnorm", **fields)
@@ -69,6 +92,11 @@ def stacks(job):
     return ratios
 
 
+def exact(name):
+    """Return a number that is not measured by training."""
+    return read("claims", "results", "exact", name)
+
+
 def bias_of_ones():
     """Return the bias gradient of 16384 rows of ones, of PyTorch and of addnorm."""
     (fact,) = (fact for fact in read("functional", "facts") if fact["name"].startswith("dbias of 16384 bfloat16"))
@@ -102,6 +130,10 @@ class Sentence(NamedTuple):
     holds: Callable[[], bool]
 
 
+def learns_nothing(loss):
+    return loss > read("claims", "results", "unigram") - 0.1
+
+
 SENTENCES = [
     Sentence(
         "README.md", "on [290 models of 27 packages](docs/zoo.md) `inspect` is right on 287 and wrong on none",
@@ -129,6 +161,92 @@ SENTENCES = [
     Sentence(
         "docs/comparing.md", "a difference must exceed 10.9 standard errors with three seeds, and 4.9 with five.",
         lambda: [round(t_quantile(0.05 / math.comb(4, 2), seeds - 1), 1) for seeds in (3, 5)] == [10.9, 4.9],
+    ),
+    # claims.md
+    Sentence(
+        "docs/claims.md", "After 128 norms almost nothing is left.",
+        lambda: depth("post_ln", "gradient_residual_alone") < 1e-10,
+    ),
+    Sentence(
+        "docs/claims.md", "the sublayers add gradient on the way back, and about half of it arrives",
+        lambda: all(0.35 < depth("post_ln", "gradient", n) < 0.65 for n in (8, 16, 32, 64)),
+    ),
+    Sentence(
+        "docs/claims.md", "without warm-up at too high a rate (1e-3 at twelve layers, 3e-3 at six) destroy this balance",
+        lambda: max(trained("post_ln", 12, 1e-3, key="gradient_after"), trained("post_ln", 6, 3e-3, key="gradient_after")) < 1e-3,
+    ),
+    Sentence(
+        "docs/claims.md", "At a lower rate the balance stays.",
+        lambda: min(trained("post_ln", 12, 3e-4, key="gradient_after"), trained("post_ln", 6, 1e-3, key="gradient_after")) > 0.5,
+    ),
+    Sentence(
+        "docs/claims.md", "With six layers, and each wiring at its best rate, post-LN gains nothing from warm-up here.",
+        lambda: trained("post_ln", 6) <= trained("post_ln", 6, warm_up=100),
+    ),
+    Sentence(
+        "docs/claims.md", "at 3e-3 the loss is that of single characters without warm-up, and well below it with warm-up.",
+        lambda: learns_nothing(trained("post_ln", 6, 3e-3)) and not learns_nothing(trained("post_ln", 6, 3e-3, 100) + 0.4),
+    ),
+    Sentence("docs/claims.md", "Twelve layers fail at 1e-3 already.", lambda: learns_nothing(trained("post_ln", 12, 1e-3))),
+    Sentence(
+        "docs/claims.md", "where it fails after a few layers. DeepNorm is post-LN with this share restored.",
+        lambda: depth("post_ln", "memory", 8) < 0.1 < 0.9 < depth("deepnorm", "memory"),
+    ),
+    Sentence(
+        "docs/claims.md", "the gradient's norm survives 64 layers without any residual before training.",
+        lambda: depth("no_residual", "gradient") > 0.1 and depth("no_residual", "similarity") > 0.99,
+    ),
+    Sentence(
+        "docs/claims.md", "dominates the stream of pre-LN and post-LN, though far less than without any norm.",
+        lambda: 1 < exact("distorted, pre_ln") < exact("distorted, post_ln") < exact("distorted, no_norm") / 10,
+    ),
+    Sentence(
+        "docs/claims.md", "Only a norm of the branch (`reordered`, `sandwich`, `peri_ln`) removes the excess.",
+        lambda: exact("distorted, reordered") < 1e-3,
+    ),
+    Sentence(
+        "docs/claims.md", "**Removing a sublayer breaks none of the models here that learned anything**, post-LN's included: "
+        "most removals cost at most a few hundredths of a nat.",
+        lambda: not any(removal("broken").values()) and max(removal("median_rise").values()) < 0.05,
+    ),
+    Sentence(
+        "docs/claims.md", "a removal changes post-LN's output as much as another input does, and pre-LN's about a third as much.",
+        lambda: 0.8 < removal("moves")["post_ln"] < 1.25 and 0.25 < removal("moves")["pre_ln"] / removal("moves")["post_ln"] < 0.42,
+    ),
+    Sentence(
+        "docs/claims.md", "A norm fixes the size of what a sublayer reads, to a few per cent.",
+        lambda: all(value < 1.06 for name, value in norms("With the norm, the inputs").items() if name[:4] in ("pre_", "post")),
+    ),
+    Sentence(
+        "docs/claims.md", "still move by more than a standard deviation, in pre-LN as far as without norms.",
+        lambda: all(
+            shift["pre_ln, " + n] > 1 and 0.9 < shift["pre_ln, " + n] / shift["no_norm, " + n] < 1.15
+            for shift in [norms("The distribution")] for n in ("6", "12")
+        ),
+    ),
+    Sentence(
+        "docs/claims.md", "They move least in ReZero, whose writes start at zero.",
+        lambda: all(min(shift, key=shift.get).startswith("rezero") for shift in [norms("The distribution")]),
+    ),
+    Sentence(
+        "docs/claims.md", "six layers need more steps than pre-LN, and twelve layers learn at no rate.",
+        lambda: norms("Normalization speeds")["no_norm, 6"] > norms("Normalization speeds")["pre_ln, 6"]
+        and norms("Normalization stabilizes")["no_norm, 12"] == 0,
+    ),
+    Sentence(
+        "docs/claims.md", "ReZero has no norms either, and learns as fast as pre-LN here",
+        lambda: all(norms("Normalization speeds")[f"rezero, {n}"] <= norms("Normalization speeds")[f"pre_ln, {n}"] for n in (6, 12)),
+    ),
+    Sentence(
+        "docs/claims.md", "still learns less than both at twelve layers, without warm-up.",
+        lambda: norms("Normalization speeds")["post_ln, 12"] > max(norms("Normalization speeds")[f"{w}, 12"] for w in ("pre_ln", "rezero")),
+    ),
+    Sentence(
+        "docs/claims.md", "is about a hundredth of a block of width 256, and less of a wider block.",
+        lambda: all(
+            0.005 < cost[256][key] < 0.015 and cost[768][key] < cost[256][key]
+            for cost in [{row["d"]: row for row in read("claims", "results", "cost")}] for key in ("eager", "addnorm")
+        ),
     ),
     # performance.md
     Sentence(
