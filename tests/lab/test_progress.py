@@ -8,11 +8,12 @@ import time
 import pytest
 from rich.console import Console
 
-from addnorm.lab.compare import ProgressDisplay, describe_outcome
+from addnorm.lab.compare import Job, ProgressDisplay, describe_outcome
 from addnorm.lab.result_store import ResultStore, write_progress
+from addnorm.lab.run import Run
 from support.lab_runs import planted
 
-NAMES = {key: f"run {key}, 12 layers, lr 0.001, no warm-up, seed 0" for key in ("post_ln", "pre_ln", "deepnorm")}
+JOBS = [Job(name, f"run {name}", 100, Run(name, steps=100)) for name in ("post_ln", "pre_ln", "deepnorm")]
 
 
 def wait_for_updates(live):
@@ -41,7 +42,7 @@ def display_output(tmp_path, width, terminal=True, quiet=False):
     console = Console(file=written, width=width, force_terminal=terminal, color_system=None, quiet=quiet)
     store = ResultStore(tmp_path)
     write_progress(store.open / "post_ln.json", 50, 2.5)
-    with Counted(store, dict.fromkeys(NAMES, 100), NAMES, console) as live:
+    with Counted(store, JOBS, console) as live:
         wait = wait_for_updates if live.is_animated else lambda _: time.sleep(0.1)
         wait(live)
         write_progress(store.open / "pre_ln.json", 25, float("nan"))

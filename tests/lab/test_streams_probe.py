@@ -1,4 +1,4 @@
-"""Tests of `StreamsProbe`: its numbers against `StreamsRecorder` and the equations, and the noise of the coefficients."""
+"""Tests of `StreamsProbe`: its numbers against the equations, and the noise of the coefficients."""
 
 import pytest
 import torch
@@ -18,11 +18,8 @@ def coefficients_of(stack):
 
 
 @pytest.mark.parametrize("wiring", PROBED)
-def test_probe_equals_recorder(wiring):
-    probe = StreamsProbe(wiring, **SMALL, seed=3)
-    result = probe.measure()
-    expected = probe.build().record().to_dict()
-    assert {name: result[name] for name in expected} == expected
+def test_probe_measures_every_wiring(wiring):
+    result = StreamsProbe(wiring, **SMALL, seed=3).measure()
     assert result["labels"] == ["x_0", "attention 1", "feed-forward 1", "attention 2", "feed-forward 2"]
     assert (result["gains"] is not None) == (wiring in MIXED)
     assert (result["difference"] == 0.0) == (wiring == "pre_ln")

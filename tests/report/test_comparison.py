@@ -50,7 +50,7 @@ def arm_of(comparison, wiring):
 
 def group_of(comparison, wiring):
     """Return the best group without warm-up."""
-    return arm_of(comparison, wiring).best_where(lambda group: not group.warm_up)
+    return arm_of(comparison, wiring).best_with(False)
 
 
 def mean(runs, number):

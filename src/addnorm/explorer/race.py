@@ -20,8 +20,9 @@ from addnorm import wirings
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer.params import Choice, Field, Number, describe_fields, read_params
 from addnorm.lab.data import Text, python_docs
-from addnorm.lab.measure import BY_DEPTH, Numbers
+from addnorm.lab.measure import BY_DEPTH
 from addnorm.lab.run import Run
+from addnorm.lab.streams import Numbers
 from addnorm.lab.train import Training, one_thread
 
 Events = Generator[Numbers, None, None]

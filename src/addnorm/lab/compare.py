@@ -34,9 +34,9 @@ from addnorm._util.optional import require
 from addnorm.lab import theory
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.data import Text, python_docs
-from addnorm.lab.measure import Numbers
 from addnorm.lab.result_store import ResultStore, read_progress, write_progress
 from addnorm.lab.run import ILLUSTRATION, SCHEMA, Protocol, Run, describe_behaviour, hash_json, wiring_label
+from addnorm.lab.streams import Numbers
 from addnorm.lab.train import one_thread, train
 from addnorm.nn import Row, Wiring
 
@@ -115,7 +115,7 @@ def compare(
             f"cluster is {cluster!r}, expected the address of a Dask scheduler, as in tcp://10.0.0.5:8786."
         )
     console = progress if isinstance(progress, Console) else Console(stderr=True, quiet=not progress)
-    todo = [_Job(run.key(text), f"run {run}", run.steps, run, text) for run in runs]
+    todo = [Job(run.key(text), f"run {run}", run.steps, run, text) for run in runs]
     todo += _init_jobs(chosen) if at_init else []
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
@@ -147,7 +147,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """Result that is to be computed: a run, or the untrained stacks of one wiring and depth."""
 
     key: str
@@ -164,7 +164,7 @@ class _Job:
         return {**result, "stacks": [{**stack, "wiring": name} for stack in result["stacks"]]}
 
 
-def _init_jobs(compared: Sequence[Wiring]) -> list[_Job]:
+def _init_jobs(compared: Sequence[Wiring]) -> list[Job]:
     """Return the jobs that measure untrained stacks, for the wirings of the published results and for the `compared` ones."""
     rows = {
         wiring_label(wiring): wiring
@@ -179,12 +179,12 @@ def _init_jobs(compared: Sequence[Wiring]) -> list[_Job]:
                 "schema": SCHEMA, "init": describe_behaviour(wiring, n), "seeds": [stack.seed for stack in stacks], "n": n,
                 "own": stacks[0].own_init, "sequences": theory.SEQUENCES,
             }  # fmt: skip
-            jobs.append(_Job(hash_json(document), f"init {wiring_label(wiring)}, {n} layers", n * INIT_STEPS, stacks))
+            jobs.append(Job(hash_json(document), f"init {wiring_label(wiring)}, {n} layers", n * INIT_STEPS, stacks))
     return jobs
 
 
 def _run_jobs(
-    todo: Sequence[_Job],
+    todo: Sequence[Job],
     store: ResultStore,
     jobs: int | None,
     cluster: str | None,
@@ -196,11 +196,7 @@ def _run_jobs(
         return
     # Wirings with the same rows share a result. Long jobs come first, so that no process is left with one at the end.
     todo = sorted({job.key: job for job in todo}.values(), key=lambda job: -job.steps)
-    names, steps = {job.key: job.name for job in todo}, {job.key: job.steps for job in todo}
-    with (
-        _pool(jobs, cluster, len(todo)) as (parallel, delayed),
-        ProgressDisplay(store, steps, names, console) as display,
-    ):
+    with _pool(jobs, cluster, len(todo)) as (parallel, delayed), ProgressDisplay(store, todo, console) as display:
         parent = None if cluster else os.getpid()
         results = parallel(delayed(_work)(job, str(store.open.resolve()), seconds, parent) for job in todo)
         try:
@@ -247,7 +243,7 @@ def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[tuple[
         yield joblib.Parallel(n_jobs=jobs or -1, **options), joblib.delayed
 
 
-def _work(job: _Job, folder: str, seconds: float, parent: int | None) -> Numbers:
+def _work(job: Job, folder: str, seconds: float, parent: int | None) -> Numbers:
     """Compute the result of `job` in a worker process. Any error becomes a `RunError` that names the job."""
     if parent not in (None, os.getpid()):
         _follow_parent(parent)
@@ -283,7 +279,7 @@ def _follow_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _compute(job: _Job, folder: str, seconds: float) -> Numbers:
+def _compute(job: Job, folder: str, seconds: float) -> Numbers:
     """Return the result of `job`: train its run, or measure its untrained stacks."""
     if isinstance(job.work, tuple):
         with one_thread():
@@ -315,17 +311,16 @@ class ProgressDisplay:
 
     Args:
         store: the store whose directory has the progress files of open runs.
-        steps: cost of each missing result, by its key.
-        names: name of each missing result.
+        jobs: the jobs of the missing results.
         console: the console. A quiet console shows nothing.
     """
 
-    def __init__(
-        self, store: ResultStore, steps: Mapping[str, int], names: Mapping[str, str], console: Console
-    ) -> None:
-        self.store, self.steps, self.names, self.console = store, steps, names, console
+    def __init__(self, store: ResultStore, jobs: Sequence[Job], console: Console) -> None:
+        self.store, self.console = store, console
+        self.steps = {job.key: job.steps for job in jobs}
+        self.runs = {job.key: job.work for job in jobs if isinstance(job.work, Run)}
         self.finished: set[str] = set()
-        self.total = sum(steps.values())
+        self.total = sum(self.steps.values())
         self.is_animated = console.is_terminal and not console.quiet  # a bar redirects what the program prints
         self._over = threading.Event()
         self._updater = threading.Thread(target=self._update if self.is_animated else self._print, daemon=True)
@@ -357,10 +352,9 @@ class ProgressDisplay:
         """Count a finished result, and print a line if it is a run."""
         key = result["key"]
         self.finished.add(key)
-        if result["kind"] == "run":
-            total = sum(name.startswith("run ") for name in self.names.values())
-            number = sum(self.names[key].startswith("run ") for key in self.finished)
-            line = f"{number}/{total}  {self.names[key].removeprefix('run ')}: {describe_outcome(result)}"
+        if key in self.runs:
+            number = len(self.finished & self.runs.keys())
+            line = f"{number}/{len(self.runs)}  {self.runs[key]}: {describe_outcome(result)}"
             self.console.print(RichText(line), soft_wrap=True)
 
     def _update(self) -> None:
@@ -369,7 +363,7 @@ class ProgressDisplay:
             runs = self.open_runs()
             texts: list[str] = []
             for key, (step, loss) in runs.items():
-                text = f"{self.names[key].removeprefix('run ').split(', ')[0]} {step}/{self.steps[key]} {loss:.2f}"
+                text = f"{self.runs[key].name} {step}/{self.steps[key]} {loss:.2f}"
                 if len("  ".join([*texts, text])) <= self._room:
                     texts.append(text)
             self._bar.update(self._task, completed=self._count_steps(runs), description="  ".join(texts))
@@ -390,7 +384,7 @@ class ProgressDisplay:
     def open_runs(self) -> dict[str, tuple[int, float]]:
         """Return the number of finished steps and the last loss of each open run, by key."""
         progress = {
-            key: read_progress(self.store.open / f"{key}.json") for key in self.steps if key not in self.finished
+            key: read_progress(self.store.open / f"{key}.json") for key in self.runs if key not in self.finished
         }
         return {key: step for key, step in progress.items() if step is not None}
 

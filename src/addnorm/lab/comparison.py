@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from addnorm._util.blocks import Block, Column, Finding, Paragraph, Table, TableRow
+from addnorm._util.blocks import Block, Cell, Column, Finding, Paragraph, Table, TableRow
+from addnorm._util.numbers import format_number
 from addnorm._util.render import Rendered
-from addnorm.lab.measure import Numbers
-from addnorm.lab.results import Results
-from addnorm.lab.verdict import find_verdict, format_loss
+from addnorm.lab.results import Group, Results
+from addnorm.lab.streams import Numbers
+from addnorm.lab.verdict import find_verdict
 from addnorm.wirings.factors import format_factor
 
 SCHEMA = "addnorm.comparison"
 VERSION = 1
 WIDTH = 100  # columns of a sentence
+LONG = 48  # rows: longer tables are collapsed on a page
 DETAIL = ("losses", "recorded", "map", "after", "sites")  # numbers by step and depth, only in results.jsonl
 
 
@@ -59,33 +61,27 @@ class Comparison(Results, Rendered):
             yield Paragraph(finding.claim, hang=2, width=WIDTH)
         if self.groups:
             yield Paragraph("")
-            yield self._settings()
-            yield Paragraph(
-                "Losses in nats a character on the test part. A wiring is judged by the setting marked yes.",
-                style="dim",
-            )
+            yield self.tabulate_settings(self.groups)
         for check in self.checks:
             if check.holds is False:
                 measured = ", ".join(f"{name} {value:.3g}" for name, value in check.measured.items())
                 yield Paragraph(f"Does not hold: {check.name} ({check.criterion}): {measured}", style="bad")
 
-    def _settings(self) -> Table:
-        """Return a table of the settings, one per line, with their test losses."""
+    def tabulate_settings(self, groups: Sequence[Group]) -> Table:
+        """Return a table of settings with their losses."""
         best = {id(arm.best) for arm in self.arms}
         rows = []
-        for group in self.groups:
-            losses = " ".join(format_loss(loss, "-") for loss in group.losses()) if len(group.runs) > 1 else ""
-            cells = [
-                group.wiring, str(group.num_layers), format_factor(group.lr), str(group.warm_up or "none"),
-                format_loss(group.loss(), "-"), losses, str(group.diverged or ""), "yes" if id(group) in best else "",
+        for group in groups:
+            seeds = ", ".join(format_number(loss, 4) for loss in group.losses())
+            cells: list[Cell] = [
+                group.wiring, group.num_layers, format_factor(group.lr), str(group.warm_up or "none"), group.loss("validation"),
+                group.loss(), seeds, str(group.diverged or "none"), "yes" if id(group) in best else "",
             ]  # fmt: skip
             rows.append(TableRow(cells, "strong" if id(group) in best else ""))
         columns = [
-            Column("wiring", fold=True), Column("layers", "right", drop="last"), Column("rate", "right"),
-            Column("warm-up", "right", drop="last"), Column("test loss", "right"), Column("by seed", fold=True),
-            Column("diverged", "right", drop="last"), Column("judged"),
+            Column("wiring", fold=True), Column("layers", drop="last"), Column("rate"), Column("warm-up", drop="last"),
+            Column("validation", drop="first"), Column("test"), Column("test by seed", fold=True),
+            Column("diverged", drop="last"), Column("judged"),
         ]  # fmt: skip
-        shown = [
-            k for k, column in enumerate(columns) if column.header == "judged" or any(row.cells[k] for row in rows)
-        ]
-        return Table([columns[k] for k in shown], [TableRow([row.cells[k] for k in shown], row.style) for row in rows])
+        caption = "All settings, losses in nats a character. The best is chosen by the validation loss, judged by the test loss"
+        return Table(columns, rows, caption, len(rows) > LONG)

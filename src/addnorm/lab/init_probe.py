@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from addnorm import reference, wirings
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int, check_not_negative
 from addnorm._util.norms import KINDS, Norm
-from addnorm.lab.streams import StreamsRecorder, token_similarities
+from addnorm.lab.streams import StreamsRecorder, list_sites, token_similarities
 from addnorm.lab.train import one_thread
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block
 from addnorm.wirings.catalog import deepnorm_constants
@@ -112,19 +112,12 @@ class InitProbe:
         """Wiring of `placement` with this probe's `alpha`, `residual` and `final_norm`."""
         chosen = PLACEMENTS[self.placement]()
         row = chosen.row(0, 0, self.sublayers // 2)
-        changed = replace(row, a=self._a)
+        a = row.a if self.alpha is None else self.alpha
+        changed = replace(row, a=a if self.residual else 0.0)
         final = chosen.final_norm if self.final_norm is None else self.final_norm
         if changed == row and final == chosen.final_norm:
             return chosen
         return Wiring(chosen.name, changed, final_norm=final)
-
-    @property
-    def _a(self) -> float:
-        if not self.residual:
-            return 0.0
-        if self.alpha is not None:
-            return self.alpha
-        return deepnorm_constants("encoder-only", self.sublayers // 2)[0] if self.placement == "deepnorm" else 1.0
 
     def build(self) -> tuple[ResidualStack, Tensor, Tensor]:
         """Return the stack, x_0 and v, `(1, tokens, d_model)` each."""
@@ -198,8 +191,8 @@ def check_size(probe: Any) -> None:
 
 def name_places(sublayers: int) -> dict[str, list[str]]:
     """Return {"labels": ["x_0", "attention 1", ...], "kinds": ["start", "attention", ...]}."""
-    kinds = [("attention", "feed-forward")[i % 2] for i in range(sublayers)]
-    return {"labels": ["x_0", *(f"{kind} {i // 2 + 1}" for i, kind in enumerate(kinds))], "kinds": ["start", *kinds]}
+    sites = list_sites(sublayers)
+    return {"labels": [site["id"] for site in sites], "kinds": [site["kind"] for site in sites]}
 
 
 def _allocate(n: int, d_model: int) -> Modules:

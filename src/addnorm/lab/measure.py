@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +15,9 @@ from torch import Tensor
 
 from addnorm.lab.data import Part, Text
 from addnorm.lab.models import CharLM
-from addnorm.lab.streams import StreamsRecorder
+from addnorm.lab.streams import Numbers, StreamsRecorder, list_sites
 from addnorm.stream.record.recorder import record
 from addnorm.stream.record.recording import Recording
-
-Numbers = dict[str, Any]  # JSON types, with NaN and infinity
 
 PROBE = 16  # sequences of the test part on which trained models are recorded and ablated
 EVALUATED = 256  # sequences over which the loss of a part is averaged
@@ -73,7 +70,7 @@ def statistics_by_depth(recording: Recording, step: int) -> Numbers:
 def memory_map(recording: Recording) -> Numbers | None:
     """Return the memory map of the last recorded step: the share of each source in each state. Return None if there is no map.
 
-    Sublayers have the names of `stack_sites`. Of a model that has diverged, not all of them are recorded.
+    Sublayers have the names of `list_sites`. Of a model that has diverged, not all of them are recorded.
     """
     names = {site.id: f"{site.kind} {site.layer + 1}" for site in recording.sites if site.layer is not None}
     for sources, shares in recording.memory_maps.values():
@@ -108,22 +105,13 @@ def streams_by_depth(measured: Numbers) -> Numbers:
     return {**statistics, "parameters": [None] * len(measured["stream"])}
 
 
-def stack_sites(model: CharLM) -> list[Numbers]:
-    """Return the sites of a model by depth as JSON types, x_0 first, without the final norm."""
-    sites: list[Numbers] = [{"id": "x_0", "kind": "start", "layer": None}]
-    for connection in model.decoder.stack.connections:
-        kind, layer = ("attention", "feed-forward")[connection.place.sublayer], connection.place.layer
-        sites.append({"id": f"{kind} {layer + 1}", "kind": kind, "layer": layer})
-    return sites
-
-
 def measure_ablation(model: CharLM, text: Text, tokens: int, sequences: int = PROBE) -> list[Numbers]:
     """Return for each sublayer the rise of the loss on the test part without its write (`ResidualStack.without`)."""
     inputs, targets = text.held_out("test", sequences, tokens)
     stack, rises = model.decoder.stack, []
     whole = float(cross_entropy(logits(model, inputs), targets))
     try:
-        for i, site in enumerate(stack_sites(model)[1:]):
+        for i, site in enumerate(list_sites(len(stack.connections))[1:]):
             model.decoder.stack = stack.without(i)
             rise = float(cross_entropy(logits(model, inputs), targets)) - whole
             rises.append({"site": site["id"], "kind": site["kind"], "rise": rise})

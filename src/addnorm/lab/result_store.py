@@ -18,7 +18,7 @@ from pathlib import Path
 
 from addnorm._util import jsonio
 from addnorm._util.files import UnwritableError, write_text
-from addnorm.lab.measure import Numbers
+from addnorm.lab.streams import Numbers
 
 KINDS = ("run", "untrained")
 # The fields of a result that a comparison needs, with their types.

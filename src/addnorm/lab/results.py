@@ -13,9 +13,9 @@ from functools import cache, cached_property
 from typing import Any
 
 from addnorm.lab import theory
-from addnorm.lab.measure import Numbers
 from addnorm.lab.published import PublishedResult, check_published
 from addnorm.lab.run import Protocol
+from addnorm.lab.streams import Numbers
 
 MARGIN = 0.1  # nats: four seeds differed by at most 0.075 (post-LN without warm-up, 12 layers, 200 steps)
 LEVEL = 0.05  # probability that chance alone makes any of the compared differences count
@@ -72,9 +72,10 @@ class Arm:
         """Setting with the lowest validation loss."""
         return min(self.groups, key=lambda group: group.loss("validation"))
 
-    def best_where(self, condition: Callable[[Group], bool]) -> Group | None:
-        """Return the setting with the lowest validation loss among those for which `condition` is true, or None."""
-        return min(filter(condition, self.groups), key=lambda group: group.loss("validation"), default=None)
+    def best_with(self, warm_up: bool) -> Group | None:
+        """Return the setting with the lowest validation loss among those with, or without, warm-up; None if there are none."""
+        groups = (group for group in self.groups if bool(group.warm_up) == warm_up)
+        return min(groups, key=lambda group: group.loss("validation"), default=None)
 
     @property
     def at_the_edge(self) -> bool:

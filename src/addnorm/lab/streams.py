@@ -18,7 +18,7 @@ from addnorm.nn.step import collapse, finish, read
 from addnorm.nn.unrolling import find_gains, to_entries
 from addnorm.wirings.stage import identity
 
-Numbers = dict[str, Any]
+Numbers = dict[str, Any]  # JSON types, with NaN and infinity
 ONE_STREAM = (1.0,)  # C of one stream
 
 
@@ -200,6 +200,15 @@ def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
 def rms(x: Tensor) -> float:
     """Return the root mean square of all elements, in float64."""
     return float(x.double().square().mean().sqrt())
+
+
+def list_sites(sublayers: int) -> list[Numbers]:
+    """Return the sites by depth as JSON types, without the final norm: x_0, then attention and feed-forward in turn."""
+    sites: list[Numbers] = [{"id": "x_0", "kind": "start", "layer": None}]
+    for i in range(sublayers):
+        kind = ("attention", "feed-forward")[i % 2]
+        sites.append({"id": f"{kind} {i // 2 + 1}", "kind": kind, "layer": i // 2})
+    return sites
 
 
 def token_similarities(x: Tensor) -> Tensor:

@@ -17,14 +17,12 @@ from torch import Tensor
 from addnorm import wirings
 from addnorm._util.arguments import check_choice, check_int, check_not_negative
 from addnorm.lab.init_probe import check_size, name_places, plain_mode
-from addnorm.lab.streams import StreamsRecorder
+from addnorm.lab.streams import Numbers, StreamsRecorder
 from addnorm.lab.toy_model import ToyModel
 from addnorm.nn import ResidualStack, Wiring
 from addnorm.nn.norm import LayerNorm, RMSNorm
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.wirings import CONSTRUCTORS
-
-Numbers = dict[str, Any]
 
 PROBED = (
     "pre_ln", "reversible", "hyper_connections", "mhc", "attention_residuals", "independent_hc", "gated_residual", "denseformer",

@@ -24,12 +24,10 @@ from torch import Tensor
 
 from addnorm import wirings
 from addnorm.lab.run import wiring_label
-from addnorm.lab.streams import StreamsRecorder, amax_gains, rms
+from addnorm.lab.streams import Numbers, StreamsRecorder, amax_gains, rms
 from addnorm.lab.toy_model import ToyModel, geometric_mean
 from addnorm.nn import Wiring
 from addnorm.wirings.coefficients import HyperConnection, ManifoldConnection
-
-Numbers = dict[str, Any]
 
 DEPTHS = (2, 4, 8, 16, 24, 32, 64)
 SEEDS = 8

@@ -22,10 +22,9 @@ from addnorm._util.files import atomic_path
 from addnorm.lab import measure
 from addnorm.lab.cost import count_cost
 from addnorm.lab.data import Text
-from addnorm.lab.measure import Numbers
 from addnorm.lab.models import CharLM
 from addnorm.lab.run import Run
-from addnorm.lab.streams import StreamsRecorder
+from addnorm.lab.streams import Numbers, StreamsRecorder, list_sites
 from addnorm.stream.record.recorder import record
 from addnorm.stream.record.recording import Recording
 
@@ -192,7 +191,7 @@ class Training:
         self.recorded["steps"].append(self.step)
         for name, values in statistics.items():
             self.recorded[name].append(values)
-        self.places = measure.stack_sites(self.model)
+        self.places = list_sites(len(self.model.decoder.stack.connections))
 
     def save(self, path: Path) -> None:
         """Write a checkpoint atomically."""

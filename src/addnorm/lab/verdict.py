@@ -14,8 +14,8 @@ from typing import Any
 
 from addnorm._util.blocks import VERDICTS, Finding
 from addnorm._util.numbers import format_count, format_number
-from addnorm.lab.measure import Numbers
 from addnorm.lab.results import Arm, Group, Results, difference
+from addnorm.lab.streams import Numbers
 from addnorm.wirings.factors import format_factor
 
 LEARNED = 0.1  # nats below the loss of the character frequencies: a model with less has learned nothing
@@ -60,7 +60,7 @@ def _ranks(results: Results) -> Iterator[Finding]:
             continue
         best = sorted(arms, key=lambda arm: arm.best.loss())
         first, numbers = best[0], {arm.wiring: arm.best.loss() for arm in best}
-        losses = [f"{arm.wiring} {format_loss(arm.best.loss())} ({_setting(arm.best)})" for arm in best]
+        losses = [f"{arm.wiring} {_loss(arm.best.loss())} ({_setting(arm.best)})" for arm in best]
         pairs = math.comb(len(arms), 2)  # not those with the lowest alone, which the results themselves select
         differences = {arm.wiring: difference(arm.best, first.best, pairs) for arm in best[1:]}
         worse = [name for name, gap in differences.items() if gap.is_clear]
@@ -92,12 +92,12 @@ def _warm_ups(results: Results) -> Iterator[Finding]:
     for n, arms in results.by_depth():
         parts, numbers, criterion = [], {}, ""
         for arm in arms:
-            without, with_it = arm.best_where(lambda g: not g.warm_up), arm.best_where(lambda g: g.warm_up > 0)
+            without, with_it = arm.best_with(False), arm.best_with(True)
             if without is None or with_it is None:
                 continue
             gain = difference(without, with_it, len(arms))
             numbers[arm.wiring], criterion = gain.mean, gain.criterion
-            losses = f" ({format_loss(without.loss())} without, {format_loss(with_it.loss())} with)"
+            losses = f" ({_loss(without.loss())} without, {_loss(with_it.loss())} with)"
             if math.isnan(gain.mean):
                 how, losses = "diverges with and without it", ""
             elif not gain.is_clear:
@@ -181,7 +181,7 @@ def _gradients(results: Results) -> Iterator[Finding]:
     """Yield the ratio of the gradients at x_0 and at x_L, before and after training."""
 
     def measure(arm: Arm) -> tuple[str, Numbers] | None:
-        group = arm.best_where(lambda g: not g.warm_up) or arm.best
+        group = arm.best_with(False) or arm.best
         start = group.mean(lambda run: gradient_ratio(_first_step(run)))
         end = group.mean(lambda run: gradient_ratio(run.get("after")))
         after = "" if math.isnan(end) else f" and {_ratio(end)} after"
@@ -350,9 +350,9 @@ def _setting(group: Group) -> str:
     return f"rate {format_factor(group.lr)}, {'warm-up' if group.warm_up else 'no warm-up'}"
 
 
-def format_loss(value: float, diverged: str = "diverged") -> str:
-    """Return a loss with three decimals, or the text `diverged` if the loss is not finite."""
-    return f"{value:.3f}" if math.isfinite(value) else diverged
+def _loss(value: float) -> str:
+    """Return a loss with three decimals, or "diverged" if it is not finite."""
+    return f"{value:.3f}" if math.isfinite(value) else "diverged"
 
 
 def _signed(value: float) -> str:

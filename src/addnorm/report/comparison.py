@@ -149,7 +149,7 @@ def _learning(comparison: Comparison) -> list[Block]:
             if any(run["settings"]["num_layers"] == n for run in part.runs):
                 candidates += [charts.learning_chart(part, n, suffix), charts.training_chart(part, n, suffix)]
                 candidates += [charts.rate_chart(part, n, suffix)] if len(comparison.protocol.rates) > 1 else []
-    return [*_figures(candidates), charts.setting_table(comparison, comparison.groups)]
+    return [*_figures(candidates), comparison.tabulate_settings(comparison.groups)]
 
 
 def _trained(comparison: Comparison, n: int) -> list[Block]:

@@ -16,13 +16,10 @@ from addnorm._util.charts import NUM_LOOKS, Axis, Chart, Map, Panel, Points, Ser
 from addnorm._util.numbers import format_count, format_number
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.results import Arm, Group
+from addnorm.lab.streams import Numbers
 from addnorm.lab.verdict import gradient_ratio
-from addnorm.wirings.factors import format_factor
-
-Numbers = dict[str, Any]
 
 WINDOW = 10  # steps over which a learning curve is smoothed
-LONG = 48  # rows: longer tables are collapsed
 ROWS = 100  # of a learning curve's table
 EXPLODING = ("no_norm",)  # wirings that may leave the axes' limits
 DRAWN = 7  # series in a drawing of untrained stacks; the table has all
@@ -81,7 +78,7 @@ def groups_by_warm_up(comparison: Comparison, n: int) -> list[Shown]:
     """Return for each wiring of n layers its best setting without and its best setting with warm-up."""
     shown = []
     for number, arm in _looks(comparison, n):
-        both = [arm.best_where(lambda g: not g.warm_up), arm.best_where(lambda g: g.warm_up > 0)]
+        both = [arm.best_with(warm_up) for warm_up in (False, True)]
         groups = [group for group in both if group is not None]
         if len(groups) == 1:
             shown.append(Shown(arm.wiring, groups[0], number, number + number // NUM_LOOKS))
@@ -195,24 +192,8 @@ def rate_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart:
         "diverged; the table names the wiring.",
         [Panel("test loss, nats a character", [*means, *seeds], _loss_limits([*means, *seeds], comparison), height=300)],
         Axis("learning rate", True, ticks),
-        table=setting_table(comparison, [group for group in comparison.groups if group.num_layers == n]),
+        table=comparison.tabulate_settings([group for group in comparison.groups if group.num_layers == n]),
     )  # fmt: skip
-
-
-def setting_table(comparison: Comparison, groups: Sequence[Group]) -> Table:
-    """Return a table of settings with their losses."""
-    best = {id(arm.best) for arm in comparison.arms}
-    rows: list[list[Cell]] = [
-        [
-            group.wiring, group.num_layers, format_factor(group.lr), str(group.warm_up or "none"), group.loss("validation"),
-            group.loss(), ", ".join(format_number(loss, 4) for loss in group.losses()), str(group.diverged or "none"),
-            "yes" if id(group) in best else "",
-        ]
-        for group in groups
-    ]  # fmt: skip
-    head = ["wiring", "layers", "rate", "warm-up", "validation", "test", "test by seed", "diverged", "judged"]
-    caption = "All settings. The best is chosen by the validation loss and judged by the test loss"
-    return Table(head, rows, caption, len(rows) > LONG)
 
 
 # By depth.
