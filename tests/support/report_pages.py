@@ -92,7 +92,7 @@ def check_page(text):
 
 def blocks_of(page, kind):
     """Return the blocks of a kind in a page of `addnorm.report`."""
-    return [block for section in page.sections for block in section.blocks if block.kind == kind]
+    return [block for section in page.sections for block in section.blocks if type(block).__name__.lower() == kind]
 
 
 def figure(page, words):

@@ -159,8 +159,6 @@ class Table:
         ([False, True], ['attention', '1.25'], ['', 'bad'])
     """
 
-    kind = "table"
-
     def __init__(
         self, columns: Iterable[Column | str], rows: Iterable[TableRow | Sequence[Cell]], caption: str = "",
         collapsed: bool = False, *, title: str = "", indent: int = 0, header: bool = True,

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import ClassVar
 
 from addnorm._util.blocks import Finding, Table
 from addnorm._util.files import check_writable, write_text
@@ -36,8 +35,6 @@ class Figure:
         >>> figure = Figure("Size of the stream", "It grows.", "<svg></svg>", table)
     """
 
-    kind: ClassVar[str] = "figure"
-
     title: str
     caption: str
     svg: str
@@ -54,8 +51,6 @@ class Findings:
         >>> section = Section("Findings", "", [Findings([Finding("The stream grows with depth.", "proved")])])
     """
 
-    kind: ClassVar[str] = "findings"
-
     items: Sequence[Finding]
 
 
@@ -67,8 +62,6 @@ class Formula:
         >>> from addnorm.report import Formula, Section
         >>> section = Section("The wiring", "", [Formula(["y = LayerNorm(x + Sublayer(x))"], "Post-LN, the original.")])
     """
-
-    kind: ClassVar[str] = "formula"
 
     lines: Sequence[str]
     text: str = ""
@@ -82,8 +75,6 @@ class Facts:
         >>> from addnorm.report import Facts, Section, versions
         >>> section = Section("Settings", "", [Facts({"seed": "0", **versions()})])
     """
-
-    kind: ClassVar[str] = "facts"
 
     items: Mapping[str, str]
 
@@ -202,6 +193,7 @@ def check_path(path: str | Path) -> None:
     """Check that `write` can write to a path, and create its folder. Call it before work that takes long.
 
     Raises:
+        ImportError: jinja2 is not installed.
         ValueError: the name does not end in .html.
         OSError: the file cannot be written.
 
@@ -211,6 +203,7 @@ def check_path(path: str | Path) -> None:
         Traceback (most recent call last):
         ValueError: ...
     """
+    require("jinja2", "write a report")
     _check_suffix(path)
     check_writable(path)
 
