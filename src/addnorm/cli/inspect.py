@@ -13,7 +13,6 @@ from pathlib import Path
 
 import addnorm
 from addnorm import report as pages
-from addnorm._util.optional import require
 from addnorm.cli._model import (
     ModelOptions,
     ablate_model,
@@ -109,7 +108,6 @@ def _inspect_other(name: str, options: ModelOptions, loaded: LoadedModel) -> Ins
 def check_report(path: Path) -> None:
     """Check that a report can be written to the path of `--report`."""
     with argument_errors({"path": "--report"}):
-        require("jinja2", "write a report")
         pages.check_path(path)
 
 

@@ -10,10 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from addnorm._util.blocks import Cell, Column, Span, Table, TableRow
-from addnorm._util.optional import require
 from addnorm._util.render import print_blocks
 from addnorm.lab import RunError
-from addnorm.report import check_path
 from addnorm.stream.models.hf import ModelLoadError
 
 FOLDER = Path("addnorm-demo")
@@ -58,9 +56,3 @@ def mark(text: str, holds: bool) -> Span:
 def print_written(console: Console, path: Path) -> None:
     """Print where a file is."""
     console.print(Text(f"Written: {path.resolve()}"), soft_wrap=True)
-
-
-def check_report(path: Path) -> None:
-    """Raise an error if a report cannot be written to a path."""
-    check_path(path)
-    require("jinja2", "write a report")

@@ -14,13 +14,7 @@ from addnorm._util.numbers import format_number
 from addnorm._util.render import print_blocks
 from addnorm.cli._model import token_mask
 from addnorm.cli._training_step import ProbeLoss, run_step
-from addnorm.cli.demo._parts import (
-    FOLDER,
-    RECORDING,
-    check_report,
-    part,
-    print_written,
-)
+from addnorm.cli.demo._parts import FOLDER, RECORDING, part, print_written
 from addnorm.stream.decomposition import tabulate_shares
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.models.load import LoadedModel, load
@@ -111,7 +105,7 @@ def fuse_model(console: Console) -> bool:
 def write_report(console: Console) -> None:
     """Write the report on MiniLM."""
     loaded, path = load("minilm", batch=TEXTS), FOLDER / "minilm.html"
-    check_report(path)
+    report.check_path(path)
     with quiet():
         inspection = addnorm.inspect(loaded.model, **loaded.kwargs)
         recording, loss = _record(loaded)

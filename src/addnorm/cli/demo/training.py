@@ -7,7 +7,7 @@ from rich.console import Console
 from addnorm import lab, report
 from addnorm._util.optional import require
 from addnorm._util.render import make_console
-from addnorm.cli.demo._parts import FOLDER, check_report, part, print_written
+from addnorm.cli.demo._parts import FOLDER, part, print_written
 from addnorm.lab.data import python_docs
 
 WIRINGS = ("post_ln", "pre_ln")
@@ -25,7 +25,7 @@ JOBS: int | None = None
 def compare_wirings(console: Console) -> bool:
     """Print the default comparison, write its report, and return whether the published figures at init are met."""
     path = FOLDER / "compare.html"
-    check_report(path)
+    report.check_path(path)
     require("joblib", "compare")
     comparison = lab.compare(
         WIRINGS, PROTOCOL, out=FOLDER, jobs=JOBS, at_init=AT_INIT, progress=make_console(stderr=True)
