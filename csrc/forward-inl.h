@@ -68,6 +68,7 @@ void forward(const Forward& a, int64_t begin, int64_t end, void* scratch) {
     const bool writes_along = (a.stream && a.branch != nullptr) || !a.prefetch_rows;
     if (one_dtype && plain && writes_along && end - begin > 1) {
       if (type == Type::f32 && !a.short_sums) return run_overlapped<float, WideSums>(a, begin, end, scratch);
+      if (type == Type::f16) return run_overlapped<f16, ShortSums>(a, begin, end, scratch);
       // For few rows `split_parameter` would take longer than the pairs of bfloat16 save.
       if (type == Type::bf16 && end - begin > 4) return run_overlapped<bf16, ShortSums>(a, begin, end, scratch);
     }

@@ -121,7 +121,8 @@ INLINE void stream(float* p, vec a) { _mm512_stream_ps(p, a); }
 INLINE void stream(bf16* p, vec a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), narrow16(a)); }
 INLINE void stream(f16* p, vec a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), half16(a)); }
 INLINE void stream_copy(float* p, const float* from) { stream(p, load(from)); }
-INLINE void stream_copy(bf16* p, const bf16* from) {
+template <class T>
+INLINE void stream_copy(T* p, const T* from) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(p), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 INLINE void finish_streams() { _mm_sfence(); }
@@ -242,7 +243,8 @@ INLINE void stream(float* p, vec a) { _mm256_stream_ps(p, a); }
 INLINE void stream(bf16* p, vec a) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), narrow16(a)); }
 INLINE void stream(f16* p, vec a) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), half16(a)); }
 INLINE void stream_copy(float* p, const float* from) { stream(p, load(from)); }
-INLINE void stream_copy(bf16* p, const bf16* from) {
+template <class T>
+INLINE void stream_copy(T* p, const T* from) {
   _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 INLINE void finish_streams() { _mm_sfence(); }

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import addnorm
-from support.cases import bf16, f32
+from support.cases import bf16, f16, f32
 
 SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 CACHE = int(SIZE.read_text().removesuffix("K\n")) * 1024 if SIZE.exists() else 32 * 2**20
@@ -35,7 +35,16 @@ def pages(rows, d, dtype, offset=0):
 @pytest.mark.parametrize("norm", [addnorm.add_layer_norm, addnorm.add_rms_norm])
 @pytest.mark.parametrize(
     ("d", "dtype", "offset"),
-    [(768, f32, 0), (2080, f32, 0), (2048, bf16, 0), (1056, bf16, 0), (48, f32, 0), (768, f32, 4), (770, bf16, 0)],
+    [
+        (768, f32, 0),
+        (2080, f32, 0),
+        (2048, bf16, 0),
+        (1056, bf16, 0),
+        (1056, f16, 0),
+        (48, f32, 0),
+        (768, f32, 4),
+        (770, bf16, 0),
+    ],
 )
 def test_large_results_have_the_bits_of_a_part(norm, d, dtype, offset):
     """Rows of whole cache lines go past the caches; rows with an offset or of an odd width do not."""
