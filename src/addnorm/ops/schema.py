@@ -110,8 +110,8 @@ def kernels_of(
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield the operators that a kernel computes, each with the function to register for it.
 
-    These are the operator, in all or some of its overloads ("_reference" is its reference), and for `add_norm_forward` also the
-    operators without options.
+    These are the operator, in all or some of its overloads (the suffix "_reference" names the operator of its reference), and for
+    `add_norm_forward` also the operators without options.
     """
     for overload in overloads or (*OVERLOADS.get(name, ("",)), "_reference"):
         yield name + overload, _by_name(_TUPLES[name], kernel)
@@ -137,7 +137,7 @@ def arguments_of(name: str) -> Any:
 
 
 def overload_of(op: str) -> Any:
-    """Return torch's overload of an operator by its name, such as "add_norm_forward._reference"."""
+    """Return torch's overload of an operator by its name, such as "add_norm_forward.kernel"."""
     name, _, overload = op.partition(".")
     return getattr(getattr(torch.ops.addnorm, name), overload or "default")
 

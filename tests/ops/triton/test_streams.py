@@ -132,8 +132,9 @@ def test_other_calls_use_the_reference(monkeypatch, name):
     assert results["streams"].shape == call.tensors["streams"].shape
 
 
-def test_wide_rows_use_the_reference(monkeypatch):
-    monkeypatch.setattr(operators, "MAX_FEATURES", 15)
+@pytest.mark.parametrize(("limit", "value"), [("MAX_FEATURES", 15), ("KERNEL_NORMS", {})])
+def test_calls_beyond_a_limit_use_the_reference(monkeypatch, limit, value):
+    monkeypatch.setattr(operators, limit, value)
     monkeypatch.setattr(operators, "launch", None)
     call = make_call(2, 16, (3,), "manifold")
     run(call, call.leaves(), make_cotangents(call))

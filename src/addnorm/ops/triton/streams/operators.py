@@ -21,6 +21,7 @@ from addnorm.ops.streams.schema import (
 )
 from addnorm.ops.streams.validation import check, check_backward
 from addnorm.ops.triton import plan
+from addnorm.ops.triton.arguments import NORMS as KERNEL_NORMS
 from addnorm.ops.triton.arguments import to_contiguous
 from addnorm.ops.triton.launch import launch
 from addnorm.ops.triton.streams.backward import (
@@ -112,7 +113,8 @@ def _is_supported(a: Any) -> bool:
     """Return whether the kernels compute a call whose arguments are valid."""
     tensors = [t for t in a if isinstance(t, Tensor)]
     return (
-        a.streams.numel() > 0
+        a.norm in KERNEL_NORMS
+        and a.streams.numel() > 0
         and a.streams.shape[-2] <= MAX_STREAMS
         and a.streams.shape[-1] <= MAX_FEATURES
         and all(t.dtype in _DTYPES and t.device == a.streams.device for t in tensors)
