@@ -9,11 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "FLOAT_DTYPES", "FLOAT_WORDS", "check_bool", "check_choice", "check_dtype", "check_float", "check_int", "check_not_negative",
-    "check_positive", "check_probability", "is_number",
-]  # fmt: skip
-
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 FLOAT_WORDS = " or".join(", ".join(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES).rsplit(",", 1))
 

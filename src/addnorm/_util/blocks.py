@@ -9,10 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 from addnorm._util.numbers import format_column
 
-__all__ = [
-    "VERDICTS", "Align", "Block", "Cell", "Column", "Drawing", "Finding", "Paragraph", "Span", "Style", "Table", "TableRow",
-]  # fmt: skip
-
 Style = Literal["", "strong", "accent", "dim", "good", "warning", "bad"]
 Span = str | tuple[str, Style]  # a text, or a text with its style
 Cell = Span | float | None  # a float, also an int, is formatted with the other numbers of its column; None is empty

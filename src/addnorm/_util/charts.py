@@ -13,11 +13,6 @@ from typing import Any, Literal, NamedTuple
 from addnorm._util.blocks import Cell, Table
 from addnorm._util.numbers import format_number
 
-__all__ = [
-    "LOOKS", "NUM_LOOKS", "Axis", "Chart", "Map", "Panel", "Points", "Scale", "Series", "choose_looks", "depth_axis",
-    "depth_series", "format_tick",
-]  # fmt: skip
-
 Points = Sequence[tuple[float, float]]
 # The look of a wiring in every chart: number of its colour and marker. The explorer has the same (chart/looks.js).
 LOOKS = {

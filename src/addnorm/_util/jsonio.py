@@ -11,8 +11,6 @@ import re
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
-__all__ = ["WORDS", "Document", "dumps", "dumps_line", "float_of", "loads", "to_jsonable"]
-
 WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 

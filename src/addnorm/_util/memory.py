@@ -6,8 +6,6 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["free_memory"]
-
 MEMINFO = Path("/proc/meminfo")
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")  # of a container
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["format_bytes", "format_column", "format_count", "format_number", "format_percent", "format_seconds"]
-
 DIGITS = 4
 SMALL, LARGE = 1e-3, 1e6  # smaller and larger numbers are written with a power of ten
 

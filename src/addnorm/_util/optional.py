@@ -6,8 +6,6 @@ import importlib
 import sys
 from typing import Any
 
-__all__ = ["EXTRAS", "install_command", "require"]
-
 # The extra of pyproject.toml that installs a package.
 EXTRAS = {
     "matplotlib": "plot", "jinja2": "plot", "pandas": "data", "pyarrow": "data", "joblib": "lab", "dask": "lab",

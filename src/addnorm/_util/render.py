@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-__all__ = ["WIDTH", "Rendered", "make_console", "print_blocks", "to_html", "to_markdown", "to_rich", "to_text"]
-
 WIDTH = 100  # columns of plain text
 GAP = 2  # columns between two columns of a table
 LEAST = 20  # columns of a console, also of one that says that it has fewer: rich prints nothing into 0 columns

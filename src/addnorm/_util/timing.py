@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
-__all__ = ["interleave", "quartiles", "without_collector"]
-
 T = TypeVar("T")
 
 

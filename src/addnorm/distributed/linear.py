@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-__all__ = ["ColumnLinear", "PackedColumnLinear", "enter_region", "to_dtensor"]
-
 
 def to_dtensor(x: Tensor, mesh: DeviceMesh) -> DTensor:
     """Return x as a DTensor. An ordinary tensor must be the same in every process, and becomes replicated."""

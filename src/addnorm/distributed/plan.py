@@ -19,8 +19,6 @@ from addnorm.nn.feed_forward import FeedForward
 from addnorm.nn.stack import ResidualStack
 from addnorm.nn.unmodified import find_modification, methods_of
 
-__all__ = ["parallelize", "split_projections", "tensor_parallel_plan"]
-
 STYLES: dict[type[nn.Module], type[AttentionParallel | FeedForwardParallel]] = {
     SelfAttention: AttentionParallel,
     CrossAttention: AttentionParallel,

@@ -21,8 +21,6 @@ from addnorm.nn.feed_forward import FeedForward
 from addnorm.nn.stack import ResidualStack
 from addnorm.nn.unmodified import find_modification
 
-__all__ = ["AttentionParallel", "FeedForwardParallel", "ReplicatedSublayer", "SequenceParallel", "StackParallel"]
-
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 

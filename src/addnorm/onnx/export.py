@@ -29,8 +29,6 @@ from addnorm.ops.schema import arguments_of
 from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 
-__all__ = ["export"]
-
 OPSET = 18  # the oldest that torch's exporter writes without a conversion
 
 

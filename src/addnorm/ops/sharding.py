@@ -32,11 +32,6 @@ from addnorm.ops import philox
 from addnorm.ops.options import ADD_OPTIONS, GRADIENTS
 from addnorm.ops.schema import OVERLOADS, arguments_of, library
 
-__all__ = [
-    "find_mesh", "linear", "localize", "make_partial", "place_rows", "register", "replicate", "replicate_dimensions", "spread",
-    "wrap",
-]  # fmt: skip
-
 Placements = tuple[Placement, ...]
 # Arguments with the rows of the residual and features (or the two statistics), in the order in which they decide the placement.
 _STREAM = ("z", "y", "residual", "branch", "stats", "dy", "dz")
