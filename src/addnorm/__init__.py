@@ -98,7 +98,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is for existing models at its first use."""
+    """Import the tools for existing models at their first use."""
     if name in _MODULES:
         return importlib.import_module(f"addnorm.{name}")
     if name not in _LATER:

@@ -26,7 +26,7 @@ GAP = 2  # sublayers between two streams on an axis of depth
 
 
 def choose_looks(wirings: Sequence[str]) -> list[int]:
-    """Return the numbers of the looks of a chart's wirings: their own, or the first free one where it is taken or unknown.
+    """Return for each wiring of a chart the index of its colour and marker: its own, or a free one if that is taken or unknown.
 
     Numbers from 7 on have a colour again, with another dash.
 

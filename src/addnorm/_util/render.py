@@ -164,7 +164,7 @@ def make_console(*, stderr: bool = False, width: int | None = None) -> Console:
         stream.reconfigure(errors="replace")  # a terminal without Greek letters shows ?, not a traceback
 
     class Output(Console):
-        """Console whose reader can leave: rich would exit with 1."""
+        """Console that raises BrokenPipeError when the pipe is closed; rich itself would exit with code 1."""
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError from None

@@ -52,7 +52,7 @@ def _any_requires_grad(*arguments: Any, **options: Any) -> bool:
 
 
 def _parse_schema(text: str) -> Any:
-    """Return the schema of an operator that is defined for nothing else."""
+    """Parse a schema by defining an operator with it, for a torch without a parser."""
     name = f"schema{len(_parsed)}"
     _parsed.append(torch.library.Library("addnorm_schemas", "FRAGMENT"))
     _parsed[-1].define(f"{name}({text.partition('(')[2]}")

@@ -61,7 +61,7 @@ def grid(**values: Iterable[Any]) -> list[Case]:
 
 
 def has(**values: Any) -> Callable[[Case], bool]:
-    """Return a function that tells whether a case has these values; of a list, a tuple or a range one of them."""
+    """Return a predicate that is true for cases with these values; a list, tuple or range matches any of its members."""
     choices = {name: some if isinstance(some, list | tuple | range) else (some,) for name, some in values.items()}
     return lambda case: all(getattr(case, name, None) in some for name, some in choices.items())
 

@@ -164,7 +164,7 @@ def compute_file(grid: Grid, file: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _canonical(probe: Any) -> Any:
-    """Return one probe for all that measure the same."""
+    """Return the canonical form of a probe, which is equal for probes with the same measurements."""
     if isinstance(probe, InitProbe):
         own = replace(probe, final_norm=None)
         return own if own.wiring == probe.wiring else probe

@@ -112,7 +112,7 @@ class NotFusableError(Exception):
 
 
 def match_sum(norm: Norm) -> Match | None:
-    """Return a norm with the sum that it reads; None if it reads no sum, or if addnorm computed both."""
+    """Return the `Match` of a norm and the sum that it reads; None if it reads no sum, or if addnorm computed both."""
     value = strip_views(norm.x)
     if value.op is None or match_terms(value.op) is None or not value.tensor.is_floating_point():
         return None

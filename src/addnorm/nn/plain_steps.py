@@ -25,7 +25,7 @@ CONNECTIONS = methods_of(SublayerConnection, names=("options", "adds_plainly"))
 
 
 def run_plain(connections: Iterable[Any], state: StreamState, context: Mapping[str, Any]) -> tuple[StreamState, int]:
-    """Return the state after the first connections, as many as are plain, and their number."""
+    """Compute the leading plain connections without calling them; return the state after them and their number."""
     x, write = state.x, state.pending
     is_general = (
         is_compiling()  # a graph has no module calls, and each check would be a guard
@@ -57,7 +57,7 @@ def run_plain(connections: Iterable[Any], state: StreamState, context: Mapping[s
 def run_layers(
     layers: Sequence[Any], methods: Methods, state: StreamState, context: Mapping[str, Any]
 ) -> tuple[StreamState, int]:
-    """Return the state after the first layers whose calls do nothing but call their connections, and the number of layers."""
+    """Compute the leading layers that only call their connections, without calling them; return the state and their number."""
     if is_compiling():
         return state, 0
     entered: list[Any] = []  # the connections of each layer

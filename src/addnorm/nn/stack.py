@@ -235,7 +235,7 @@ class ResidualStack(nn.Module):
         return state
 
     def _run_layers(self, layers: Iterable[Any], state: StreamState, context: dict[str, Any]) -> StreamState:
-        """Return the state after `layers`, which are called one after the other, but for the first that are plain."""
+        """Run `layers` in order, the leading plain ones without module calls, and return the state after them."""
         layers = [*layers]
         state, number = run_layers(layers, LAYERS, state, context)
         if not is_state(state):

@@ -53,7 +53,7 @@ class _FrozenNorm:
         return x if self.bias is None else x + self.bias
 
     def bound(self) -> _FrozenNorm:
-        """Return the map of absolute values to bounds of the absolute values after the norm."""
+        """Return the norm that maps bounds of |x| to bounds of |N(x)|."""
         return _FrozenNorm(_absolute(self.weight), self.rstd, _absolute(self.bias), -self.centre)
 
 

@@ -75,7 +75,7 @@ def form(residual: Tensor, plain: bool) -> Mode | None:
 
 @mark_as_constant  # Dynamo itself guards the deterministic algorithms and what a tensor is
 def form_below(mode: Mode | None, plain: bool, cls: type, device: str) -> tuple[Mode | None, int]:
-    """Return the form of a call, and the number of elements from which it is the operator: 0 for none."""
+    """Return the form of a call, and the number of elements from which the operator replaces that form; 0 for no such number."""
     register_rules()  # of DTensors: a traced call cannot be repeated
     if torch.compiler.is_exporting():
         return None, 0

@@ -91,7 +91,7 @@ def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContext
 
 
 def mark(stats: Tensor) -> Tensor:
-    """Return the statistics that are saved beside y, with one more dimension than those beside z.
+    """Add a dimension to statistics that are saved with y, which tells them from those saved with z.
 
     A checkpoint that recomputes outside of the context would replace y by z: torch compares the shapes and raises.
     """

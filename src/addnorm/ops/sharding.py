@@ -162,7 +162,7 @@ class _Call:
 
 
 def wrap(t: Tensor, mesh: DeviceMesh, placements: Placements, shape: Sequence[int]) -> DTensor:
-    """Return the DTensor of a shape of which `t` is this process's part."""
+    """Return the DTensor of global shape `shape` whose local tensor is `t`."""
     if type(t) is Tensor:
         return DTensor(t, _make_spec(mesh, placements, tuple(shape), t.dtype), requires_grad=False)
     options: dict[str, Any] = (

@@ -100,13 +100,13 @@ def _check_option(option: Option, value: Any, stream: str, residual: Tensor) -> 
 
 
 def check_codes(**codes: Any) -> None:
-    """Raise ValueError about the first of an operator's numbers that is out of its range; other names are ignored."""
+    """Raise ValueError unless all integer codes among an operator's arguments (`_CODES`) are in range; ignore other names."""
     for name, (smallest, largest) in _CODES.items():
         check_code(name, codes.get(name, smallest), largest, smallest)
 
 
 def check_code(name: str, code: int, largest: int, smallest: int = 0) -> None:
-    """Raise ValueError about a number of an operator that is out of its range."""
+    """Raise ValueError unless an integer code, such as that of the norm, is in its range."""
     if not smallest <= code <= largest:
         raise ValueError(
             f"{name} is {code}, expected {smallest} to {largest}: call addnorm's functions, which pass it."
@@ -366,7 +366,7 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Return what a value is, as sentences say it."""
+    """Return a value's type for an error message, such as "a float32 tensor of shape (2, 3)"."""
     if isinstance(value, Tensor):
         if value.is_nested:
             return "a nested tensor"  # whose shape torch refuses to tell

@@ -146,7 +146,7 @@ class Tokens:
 
     @property
     def counted(self) -> Tensor:
-        """The tokens that count, as `(n, d)`."""
+        """The tokens that the mask selects, as `(n, d)`."""
         return self.flat if self.mask is None else self.flat[self.mask]
 
     def sort(self) -> Tokens | None:
@@ -162,7 +162,7 @@ class Tokens:
 
     @cached_property
     def norms(self) -> TokenNorms:
-        """The norms of the tokens that count."""
+        """The norms of the tokens that the mask selects."""
         t = upcast(self.counted)
         largest = float(torch.linalg.vector_norm(t, math.inf)) if t.numel() else 0.0
         return TokenNorms(torch.linalg.vector_norm(t, dim=-1).square(), largest)

@@ -265,7 +265,7 @@ def _has_dropout(program: Program) -> bool:
 
 @contextmanager
 def move_coefficients(model: nn.Module, program: Program) -> Iterator[None]:
-    """Change the parameters of the coefficients in their memory. At the end they have their bits again."""
+    """Perturb the parameters of the coefficients in place while the block runs, and restore their bits after it."""
     names = {leaf.name for leaf in find_leaves(program.spine, _list_operands(program))[0]}
     inner = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
     own = [tensor.data for name, tensor in (*inner.named_parameters(), *inner.named_buffers()) if name in names]

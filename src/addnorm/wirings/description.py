@@ -25,7 +25,7 @@ def describe(wiring: Any) -> str:
 
 
 def _begin(wiring: Any, text: StageText) -> list[str]:
-    """State how the streams begin."""
+    """Return the sentences on the streams' initial values."""
     start = ["The embedding is normalized first."] * wiring.embedding_norm
     if text.is_counted:
         return [*start, "The states that can be read are the embedding, x_0, and those that the sublayers append."]
@@ -58,7 +58,7 @@ def _subject(label: str) -> str:
 
 
 def _fate(text: StageText, streams: Sequence[NewStream]) -> str:
-    """Return in words what streams become that become the same."""
+    """Return in words the new value of streams that share one equation."""
     stream, names = streams[0], _join([_name(text, stream.plain) for stream in streams])
     kept = [_sum(text, stream.kept)] if stream.kept else []
     write = [stream.factor.in_words(f"{_norm(text.stage.norm_branch)}what it returns")] if stream.factor else []

@@ -250,7 +250,7 @@ def _bundle(text: StageText, names: Sequence[str], end: str = "") -> str:
 
 
 def _read_labels(text: StageText) -> list[str]:
-    """Return the boxes from all streams to the sum that is read."""
+    """Return the labels of the boxes that compute the sublayer's input from all streams."""
     terms, norms = text.read(), ["N"] * any(text.stage.norm_streams)
     if text.is_counted:
         return norms + _state_labels(terms)
@@ -261,7 +261,7 @@ def _read_labels(text: StageText) -> list[str]:
 
 
 def _state_labels(terms: Sequence[Product]) -> list[str]:
-    """Return the boxes from counted states to the newest one, or to a sum of all."""
+    """Return the labels of the boxes that select the newest numbered state, or sum all of them."""
     factor = terms[0].factor
     return [factor.text] if factor.is_sum else [NEWEST, *_scale(factor)]
 

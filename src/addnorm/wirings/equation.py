@@ -249,7 +249,7 @@ def _find_forms(wiring: Any, depth: int) -> dict[tuple[object, ...], dict[int, S
 
 
 def _labels(places: Sequence[Places], depth: int, *, has_depth: bool) -> list[str]:
-    """Return where each equation holds; the first text with layers states the number of layers."""
+    """Return a label for each equation, with its layers and sublayers; the first one also has the number of layers."""
     labels, total = [], f" of {depth}" * has_depth
     texts = [_place_texts(some, depth) for some in places]
     several = sum(len(some) > 1 for some in texts)

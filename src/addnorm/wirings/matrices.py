@@ -27,7 +27,7 @@ def append_zero(n: int) -> Matrix:
 
 
 def find_place(matrix: str, k: int, j: int) -> str:
-    """Return the name of entry j of row k of "collapse", "mix" or "inject", whose only row has no number."""
+    """Return the name of entry (k, j) of a matrix, such as "mix_0_1"; the vector "inject" has no k: "inject_1"."""
     return f"inject_{j}" if matrix == "inject" else f"{matrix}_{k}_{j}"
 
 

@@ -376,7 +376,7 @@ def _check_names(argument: str, names: Any, n: int) -> None:
 
 
 def _to_matrix(name: str, rows: Any, n: int, consequence: str = "") -> Matrix:
-    """Return the rows as tuples of floats and `Learned`, after a check. A row of zeros is refused for its consequence."""
+    """Check a matrix and return its rows as tuples of floats and `Learned`. With `consequence`, raise for a row of zeros."""
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
         raise TypeError(f"{name} is {rows!r}, expected a tuple of numbers.")
     matrix: list[Vector] = []

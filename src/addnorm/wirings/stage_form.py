@@ -11,12 +11,12 @@ from addnorm.wirings.matrices import Vector, find_place, unit
 
 
 def names_of(spec: Any) -> tuple[str, ...]:
-    """Return the names of the streams that a stage or a head finds."""
+    """Return the names of the input streams of a stage or a head."""
     return spec.names if isinstance(spec.names, tuple) and spec.names else default_names(spec.n)
 
 
 def default_names(n: int) -> tuple[str, ...]:
-    """Return the names of n streams that have none of their own."""
+    """Return the default names of n streams."""
     return {1: ("x",), 2: ("u", "v")}.get(n, tuple(f"x_{k}" for k in range(1, n + 1)))
 
 
@@ -67,7 +67,7 @@ def _is_sum(row: Sequence[Factor]) -> bool:
 
 
 def form(spec: Any) -> tuple[object, ...]:
-    """Return the parts of a stage that are no numbers: stages that agree in them have one text."""
+    """Return a key of a stage without its numbers: stages with equal keys share one equation."""
     kinds = tuple((place, _kind(entry)) for place, entry in find_entries(spec).items())
     norms = spec.norm_streams, spec.norms_out
     counts: tuple[object, ...] = spec.n, spec.n_out, spec.names_out, spec.mix is None
@@ -78,7 +78,7 @@ def form(spec: Any) -> tuple[object, ...]:
 
 
 def _kind(entry: Factor | Vector) -> object:
-    """Return whether an entry is a number, a learned factor or a sum, without the number itself."""
+    """Return a key for the kind of an entry, whatever its number: constant, learned factor, or sum over states."""
     if isinstance(entry, tuple):
         return "sum", _kind(entry[-1])
     return (entry.per_feature, entry.shared, base_name(entry.name)) if isinstance(entry, Learned) else None

@@ -84,7 +84,7 @@ class NewStream(NamedTuple):
 
     @property
     def is_same(self) -> bool:
-        """Whether the stream goes on as the old one of its name, but for the write and the norm."""
+        """Whether the new stream is the old one of the same name plus the write, perhaps normalized."""
         return join_terms(self.kept) == self.plain
 
     @property
@@ -319,7 +319,7 @@ class StageText:
         return arguments, [f"r_{q} = {self.normed(text, f'N_{q}')}" for q, text in enumerate(texts, 1)]
 
     def normed(self, text: str, norm: str = "N") -> str:
-        """Return what f is called with where C P(X) is `text`."""
+        """Return the argument of f in symbols; `text` is that of C P(X), before N_in and the factor c."""
         return self.factors.get("c", ONE).times(f"{norm}({text})" if self.stage.norm_in else text)
 
     def write(self, *arguments: str, f: str = "f") -> str:
@@ -339,7 +339,7 @@ class StageText:
         return [*letter, *lines, *more]
 
     def changes(self, write: str) -> dict[str, list[NewStream]]:
-        """Return the streams that change, by what each becomes; streams that become the same share an entry."""
+        """Return the streams that change, grouped by the text of their new value."""
         found: dict[str, list[NewStream]] = {}
         for stream in self.streams:
             text = stream.becomes(write)
@@ -369,7 +369,7 @@ class StageText:
 
 
 def _weigh(factor: FactorText, operand: str, stream: int = 0) -> Product:
-    """Return the product of a factor and a stream; weights of all states are those of states x_i, not of the newest."""
+    """Return the product of a factor and a stream; in a sum over all states the stream is written x_i."""
     return Product(factor, operand.replace("_n", "_i") if factor.is_sum else operand, stream)
 
 

@@ -21,7 +21,7 @@ from addnorm.stream.find.norm import Norm
 
 @dataclass(frozen=True)
 class Regions:
-    """Parts of a run.
+    """Operators and results of a run, by their part in its streams.
 
     Attributes:
         inner: the operators of sublayers.

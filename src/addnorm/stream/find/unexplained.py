@@ -335,7 +335,7 @@ def _count_numbers(value: Value) -> int:
 
 
 def list_carried_values(value: Value) -> set[Value]:
-    """Return `value` and the earlier values that it carries."""
+    """Return `value` and the earlier values that reach it through moves, norms, masks and elementwise operators only."""
     return {*walk([value], lambda v: [source for source, _ in _list_sources(v)])}
 
 

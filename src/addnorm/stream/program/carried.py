@@ -36,7 +36,7 @@ SUMS = frozenset(("add", "sub", "rsub", "addcmul", "lerp", "sum", "mean", "mm", 
 
 
 class Carried(NamedTuple):
-    """A carried value.
+    """Value that is a linear function of earlier values, with equal coefficients for all features.
 
     Attributes:
         dims: for each dimension the axes of which it consists, such as streams and features in a flat `n * d`.

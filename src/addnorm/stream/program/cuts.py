@@ -62,7 +62,7 @@ class Spine:
 
 
 def find_spine(carrier: Carrier) -> Spine | None:
-    """Return the states and writes that lead to the value with the most sources; None if that has fewer than three sources."""
+    """Return the states and writes of the carried value that sums the most sources; None if it sums fewer than three."""
     known = carrier.known
     end = max(known, key=lambda value: (known[value].sources.bit_count(), value.index), default=None)
     if end is None or known[end].sources.bit_count() < 3:

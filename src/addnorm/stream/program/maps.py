@@ -34,7 +34,7 @@ EQUAL = 1e-6  # coefficients that differ by less are those of one number
 
 @dataclass(eq=False)
 class Column:
-    """One operand of a target.
+    """Term of a target's equation: a matrix and the state or write that it multiplies.
 
     Attributes:
         source: the value of the state, or the write.

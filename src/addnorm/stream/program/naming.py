@@ -164,7 +164,7 @@ def _try(program: Program, make: Any, options: Mapping[str, Any], limit: int | N
 
 
 def start_relation(program: Program, wiring: Wiring) -> Tensor:
-    """Return which stream of the model is which of the wiring's at the start (`relate`): one value may be that of all streams."""
+    """Return the relation (`relate`) of the wiring's first streams to the model's, which may be a single value for all."""
     n = len(wiring.embedding)
     if program.sizes[0] == n > 1:
         return torch.eye(n, dtype=torch.float64)

@@ -271,7 +271,7 @@ class TokenSample(Sample):
                 self.refuse(error)
 
     def refuse(self, error: OmittedError) -> None:
-        """Note why there is no memory map."""
+        """Store why the memory map cannot be computed."""
         self.reason = self.reason or f"a state or write of the stream cannot be sampled: {error}"
 
     def _copy_sampled(self, tokens: Tokens, is_state: bool) -> Tensor:
@@ -305,7 +305,7 @@ class TokenSample(Sample):
         return super()._weigh()
 
     def _freeze_add(self, k: int) -> Equation:
-        """Return the equation of an add, with the weights as of the forward."""
+        """Return an add as an `Equation`, with the weights that the forward used."""
         path, state = self.chain.adds[k].residual_path, self.states[0][0]
         one = torch.ones(1, 1, 1, 1, dtype=torch.float64, device=state.device)
         scale = math.prod([*(factor.number for factor in path.factors), *(term.factor for term in path.terms)])
