@@ -285,7 +285,7 @@ def _write_data(target: Path, name: str, content: Any) -> None:
 
 
 def _word(value: Any) -> str:
-    """Return a value as JavaScript writes it, for the name of a file."""
+    """Return the text that JavaScript's String(value) gives, which is part of a file's name."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

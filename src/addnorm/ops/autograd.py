@@ -96,7 +96,7 @@ class AddNormFunction(torch.autograd.Function):
         keeps_z = ctx.z_dtype is None
         ctx.save_for_backward(
             a.residual if a.branch is None else z if keeps_z else y,
-            stats if keeps_z else save_outputs.mark(stats),
+            stats if keeps_z else save_outputs.mark_statistics(stats),
             a.weight,
             None if keeps_z else a.bias,
             a.residual if mask & _FROM_RESIDUAL else None,

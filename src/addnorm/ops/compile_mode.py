@@ -67,14 +67,14 @@ def form(residual: Tensor, plain: bool) -> Mode | None:
     """Return the form of a call that torch.compile traces, or None in an export, which keeps the default overload.
 
     `plain`: without options, all tensors of one dtype. Each global that is read here is a guard of the compiled graph, and two
-    ways to one object are a slow one: so everything that no call can change is asked in `form_below`.
+    ways to one object are a slow one: so everything that no call can change is asked in `choose_form`.
     """
-    chosen, fewest = form_below(_mode, plain, residual.__class__, residual.device.type)
+    chosen, fewest = choose_form(_mode, plain, residual.__class__, residual.device.type)
     return "op" if fewest and residual.numel() >= fewest else chosen
 
 
 @mark_as_constant  # Dynamo itself guards the deterministic algorithms and what a tensor is
-def form_below(mode: Mode | None, plain: bool, cls: type, device: str) -> tuple[Mode | None, int]:
+def choose_form(mode: Mode | None, plain: bool, cls: type, device: str) -> tuple[Mode | None, int]:
     """Return the form of a call, and the number of elements from which the operator replaces that form; 0 for no such number."""
     register_rules()  # of DTensors: a traced call cannot be repeated
     if torch.compiler.is_exporting():

@@ -82,7 +82,7 @@ def fast_path(
         return (_add_norm_stream if return_residual else _add_norm)(residual, branch, weight, bias, eps, norm)  # type: ignore[no-any-return]
     except ERRORS:
         if is_jagged(residual):
-            return _by_values(fast_path, residual, branch, weight, bias, eps, norm, return_residual)  # type: ignore[no-any-return]
+            return _run_on_values(fast_path, residual, branch, weight, bias, eps, norm, return_residual)  # type: ignore[no-any-return]
         validation.check(residual, branch, weight, bias, eps)  # raises if the arguments are invalid
         if register_rules():  # the first call with DTensors
             return fast_path(residual, branch, weight, bias, eps, norm, return_residual)
@@ -102,7 +102,7 @@ def _ragged_dim(t: Tensor) -> int:
     return next(dim for dim, size in enumerate(t.shape) if not isinstance(size, int))
 
 
-def _by_values(call: Callable[..., Any], residual: Any, branch: Any, *arguments: Any, **options: Any) -> Any:
+def _run_on_values(call: Callable[..., Any], residual: Any, branch: Any, *arguments: Any, **options: Any) -> Any:
     """Compute a call with jagged nested tensors on their rows, and return nested tensors."""
     if branch is not None and not (is_jagged(branch) and branch.shape == residual.shape):
         kind = "a nested tensor with other offsets" if is_jagged(branch) else validation.kind_of(branch)
@@ -149,7 +149,7 @@ def run(
     """
     if compute is None and is_jagged(residual, normalized_shape):
         options["normalized_shape"] = normalized_shape
-        return _by_values(run, residual, branch, weight, bias, eps, norm, return_residual, **options)  # type: ignore[no-any-return]
+        return _run_on_values(run, residual, branch, weight, bias, eps, norm, return_residual, **options)  # type: ignore[no-any-return]
     check_choice("casting", options.get("casting", "float32"), CASTINGS)
     shape = None
     if normalized_shape is not None:

@@ -90,7 +90,7 @@ def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContext
     return nullcontext(), _Setting(active.get())
 
 
-def mark(stats: Tensor) -> Tensor:
+def mark_statistics(stats: Tensor) -> Tensor:
     """Add a dimension to statistics that are saved with y, which tells them from those saved with z.
 
     A checkpoint that recomputes outside of the context would replace y by z: torch compares the shapes and raises.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from addnorm.wirings.equation import ELSEWHERE, Part, end_of, find_parts, shown_depth
+from addnorm.wirings.equation import ELSEWHERE, Part, find_end, find_parts, shown_depth
 from addnorm.wirings.factors import format_factor
 from addnorm.wirings.stage_form import find_entries
 from addnorm.wirings.stage_text import ONE, FactorText, NewStream, Product, StageText
@@ -20,11 +20,11 @@ def describe(wiring: Any) -> str:
     """Return a wiring in words."""
     parts = find_parts(wiring)
     texts = [text for part in parts for text in part.texts]
-    sentences = [*_begin(wiring, texts[0]), *map(_sublayer, parts), *_plain_sums(parts), _output(wiring)]
-    return " ".join([*sentences, *_factors(wiring, texts)])
+    stream = [*_describe_start(wiring, texts[0]), *map(_describe_sublayer, parts), *_describe_plain_sums(parts)]
+    return " ".join([*stream, _describe_output(wiring), *_describe_factors(wiring, texts)])
 
 
-def _begin(wiring: Any, text: StageText) -> list[str]:
+def _describe_start(wiring: Any, text: StageText) -> list[str]:
     """Return the sentences on the streams' initial values."""
     start = ["The embedding is normalized first."] * wiring.embedding_norm
     if text.is_counted:
@@ -34,7 +34,7 @@ def _begin(wiring: Any, text: StageText) -> list[str]:
     return start + [begin] * (n > 1)
 
 
-def _sublayer(part: Part) -> str:
+def _describe_sublayer(part: Part) -> str:
     """Return the sentence on what a sublayer reads and what becomes of its output."""
     text, subject = part.texts[0], _subject(part.label)
     read = text.factors.get("c", ONE).in_words(_norm(text.stage.norm_in) + _read(text))
@@ -45,7 +45,7 @@ def _sublayer(part: Part) -> str:
     verb = "reads"
     if text.stage.reads > 1:
         verb, read = f"has {text.stage.reads} inputs, each", read.replace("with weights", "with its own weights")
-    return f"{subject} {verb} {read}; {'; '.join(_fate(text, streams) for streams in text.changes('w').values())}."
+    return f"{subject} {verb} {read}; {'; '.join(_describe_change(text, streams) for streams in text.changes('w').values())}."
 
 
 def _subject(label: str) -> str:
@@ -57,7 +57,7 @@ def _subject(label: str) -> str:
     return f"{place} each sublayer".strip().capitalize()
 
 
-def _fate(text: StageText, streams: Sequence[NewStream]) -> str:
+def _describe_change(text: StageText, streams: Sequence[NewStream]) -> str:
     """Return in words the new value of streams that share one equation."""
     stream, names = streams[0], _join([_name(text, stream.plain) for stream in streams])
     kept = [_sum(text, stream.kept)] if stream.kept else []
@@ -70,7 +70,7 @@ def _fate(text: StageText, streams: Sequence[NewStream]) -> str:
     return f"{write[0]} is added to {kept[0]}{result}"
 
 
-def _plain_sums(parts: Sequence[Part]) -> list[str]:
+def _describe_plain_sums(parts: Sequence[Part]) -> list[str]:
     """State whether each stream that is written stays a plain sum of writes."""
     first = parts[0].texts[0]
     streams = [stream for part in parts for text in part.texts for stream in text.streams]
@@ -95,9 +95,9 @@ def _is_plain_sum(text: StageText, name: str) -> bool:
     return any(stream.plain == name and stream.is_sum for stream in text.streams)
 
 
-def _output(wiring: Any) -> str:
+def _describe_output(wiring: Any) -> str:
     """State what the output is."""
-    head, depth = end_of(wiring).head, shown_depth(wiring)
+    head, depth = find_end(wiring).head, shown_depth(wiring)
     if wiring.ends_in_norm(depth) or head is not None:
         return f"The output is {_norm(wiring.ends_in_norm(depth))}{STREAM if head is None else _read(head)}."
     if wiring.stages(depth)[-1].norms_out[0]:
@@ -152,18 +152,18 @@ def _join(names: Sequence[str]) -> str:
 # Factors.
 
 
-def _factors(wiring: Any, texts: Sequence[StageText]) -> list[str]:
+def _describe_factors(wiring: Any, texts: Sequence[StageText]) -> list[str]:
     """Return one sentence for each letter that has a value, and for each module how its coefficients start."""
-    head = end_of(wiring).head
+    head = find_end(wiring).head
     sentences: dict[str, None] = {}
     for text in texts if head is None else [*texts, head]:
         starts = [text.notation.start] if text.notation else []
-        factors = [_factor(wiring, text, place, factor) for place, factor in text.factors.items()]
+        factors = [_describe_factor(wiring, text, place, factor) for place, factor in text.factors.items()]
         sentences |= dict.fromkeys(filter(None, starts + factors))
     return [*sentences]
 
 
-def _factor(wiring: Any, text: StageText, place: str, factor: FactorText) -> str:
+def _describe_factor(wiring: Any, text: StageText, place: str, factor: FactorText) -> str:
     """Return the sentence on the value of a factor; empty for a number, or if a module computes it."""
     letter, is_learned, start = factor.definition.partition(" starts ")
     if is_learned:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from addnorm.wirings.canvas import STEP, Canvas, Wire
-from addnorm.wirings.equation import End, Part, end_of, find_parts
+from addnorm.wirings.equation import End, Part, find_end, find_parts
 from addnorm.wirings.matrices import find_place
 from addnorm.wirings.stage_text import GAP, FactorText, Product, StageText, format_entries, join_terms
 
@@ -28,7 +28,7 @@ def draw(wiring: Any) -> str:
     """Return a wiring as a drawing in text."""
     drawings = [(part.label, [_draw_part(part)]) for part in find_parts(wiring)]
     last = drawings[-1][1]
-    last += _draw_end(end_of(wiring), last[0])
+    last += _draw_end(find_end(wiring), last[0])
     if wiring.embedding_norm:
         drawings[0][1].insert(0, _draw_boxes("x", ["N"], "x_0"))
     return "\n\n".join(f"{label}:\n\n{_beside(pieces)}" if label else _beside(pieces) for label, pieces in drawings)

@@ -120,12 +120,12 @@ def explain(text: str) -> str:
 
 def _lines(wiring: Any, num_layers: int | None, *, defines: bool = True) -> list[tuple[str, str]]:
     parts = find_parts(wiring, num_layers)
-    end = end_of(wiring, num_layers)
+    end = find_end(wiring, num_layers)
     known: set[str] = set()
-    lines = [(part.label, [*part.equations, *_new(part.definitions, known) * defines]) for part in parts]
+    lines = [(part.label, [*part.equations, *_drop_known(part.definitions, known) * defines]) for part in parts]
     start = ["x_0 = N(x)"] * wiring.embedding_norm
-    begin = _begin_of(wiring, parts[0])
-    after = [] if end.head is None else _new(end.head.definitions, known) * defines
+    begin = _format_start(wiring, parts[0])
+    after = [] if end.head is None else _drop_known(end.head.definitions, known) * defines
     last = [end.equation, *after] if end.equation else []
     if len(lines) == 1:
         return [("", GAP.join(start + lines[0][1] + begin + last))]
@@ -133,14 +133,14 @@ def _lines(wiring: Any, num_layers: int | None, *, defines: bool = True) -> list
     return [(label, GAP.join(texts)) for label, texts in ends if texts]
 
 
-def _new(texts: Iterable[str], known: set[str]) -> list[str]:
+def _drop_known(texts: Iterable[str], known: set[str]) -> list[str]:
     """Return the definitions that are not known, and make them known."""
     found = [text for text in texts if text not in known]
     known.update(found)
     return found
 
 
-def _begin_of(wiring: Any, first: Part) -> list[str]:
+def _format_start(wiring: Any, first: Part) -> list[str]:
     """Return the equations of the streams before the first sublayer; empty for one stream, the embedding."""
     numbers, text = wiring.embedding, first.texts[0]
     if numbers == (1.0,) and not text.is_matrix:
@@ -158,15 +158,15 @@ def _begin_of(wiring: Any, first: Part) -> list[str]:
     return [f"{text} at the start" if "_" in text.partition(" =")[0].removesuffix("_0") else text for text in texts]
 
 
-def end_of(wiring: Any, num_layers: int | None = None) -> End:
+def find_end(wiring: Any, num_layers: int | None = None) -> End:
     """Return the output after the last sublayer."""
     depth = shown_depth(wiring, num_layers)
-    head, has_norm = wiring.last_read(_after(depth)), wiring.ends_in_norm(depth)
+    head, has_norm = wiring.last_read(_end_place(depth)), wiring.ends_in_norm(depth)
     if head is None:
         return End("y = N(x_L)" if has_norm else "", None)
     last = wiring.stage(depth - 1, SUBLAYERS - 1, depth, SUBLAYERS)
     carried = None if last.coefficients is None else last.coefficients.notation
-    deeper = head if num_layers else wiring.last_read(_after(2 * depth))
+    deeper = head if num_layers else wiring.last_read(_end_place(2 * depth))
     text = make_text(
         [head], [deeper if deeper.n == head.n else head], dict(wiring.symbols), exact=num_layers is not None, carried=carried,
         as_matrix=is_matrix(last),
@@ -179,7 +179,7 @@ def end_of(wiring: Any, num_layers: int | None = None) -> End:
     return End(f"y = N({read})" if has_norm else f"y = {read}", text)
 
 
-def _after(depth: int) -> Place:
+def _end_place(depth: int) -> Place:
     """Return the place after the last sublayer."""
     return Place(depth, 0, depth, SUBLAYERS)
 

@@ -283,7 +283,7 @@ def compute(module: Any, stage: Stage | Head, streams: Tensor) -> Expected:
 
 
 def join_state(program: Program, k: int, relation: Tensor) -> Tensor:
-    """Return the wiring's streams before site k in the run, `(tokens, n, d)`."""
+    """Return the run's streams before site k in the order of the wiring's streams, `(tokens, n, d)`."""
     return torch.einsum("cf,tfd->tcd", relation.nan_to_num(), join_streams(program.carrier, program.spine.states[k]))
 
 

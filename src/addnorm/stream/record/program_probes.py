@@ -105,7 +105,7 @@ class ProgramProbes:
         return self.tokens.flatten(layout, layout.shape[:-1], self.program.spine.states[k][0].tensor.device)
 
     def arrange(self, streams: Tensor, k: int, by_stream: bool = False) -> Tokens:
-        """Return streams `(tokens, n, d)` whose tokens are those of state k, arranged for statistics: of each too if `by_stream`.
+        """Arrange the streams of state k, `(tokens, n, d)`, for statistics of all, and with `by_stream` of each.
 
         Raises:
             OmittedError: the streams have other tokens than the mask.

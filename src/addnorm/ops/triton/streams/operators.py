@@ -90,7 +90,7 @@ class Call:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """The widths of A and b."""
+        """The elements of A and of b between two tokens (`width`)."""
         return self.width("mix", self.n * self.n), self.width("inject", self.n)
 
     def empty(self, *tail: int, dtype: torch.dtype = f32) -> Tensor:
