@@ -52,11 +52,9 @@ WIRINGS = (
 
 
 def compare_encoders(*encoders):
-    for sequence_parallel in (False, True):
-        for options in encoders:
-            torch.manual_seed(0)
-            model = randomize(addnorm.nn.Encoder(2, **SIZES, **options))
-            compare(model, sequence_parallel, *inputs((2, 6, 16)))
+    for options in encoders:
+        torch.manual_seed(0)
+        compare(randomize(addnorm.nn.Encoder(2, **SIZES, **options)), *inputs((2, 6, 16)))
 
 
 @case(2)
@@ -72,14 +70,11 @@ def all_encoders_equal_one_process():
 @case(2, 4)
 def decoders_equal_one_process():
     """With and without memory and masks."""
-    for sequence_parallel in (False, True):
-        torch.manual_seed(0)
-        alone = randomize(addnorm.nn.Decoder(2, **SIZES, cross_attention=False))
-        compare(alone, sequence_parallel, *inputs((2, 6, 16)))
-        model = randomize(addnorm.nn.Decoder(2, **SIZES))
-        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)))
-        masks = {"mask": torch.rand(2, 4, 6, 6) > 0.3, "memory_key_mask": torch.rand(2, 5) > 0.3}
-        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)), **masks)
+    torch.manual_seed(0)
+    compare(randomize(addnorm.nn.Decoder(2, **SIZES, cross_attention=False)), *inputs((2, 6, 16)))
+    model = randomize(addnorm.nn.Decoder(2, **SIZES))
+    for masks in ({}, {"mask": torch.rand(2, 4, 6, 6) > 0.3, "memory_key_mask": torch.rand(2, 5) > 0.3}):
+        compare(model, *inputs((2, 6, 16), (2, 5, 16)), **masks)
 
 
 @case(2)
@@ -90,28 +85,24 @@ def stream_dropout_equals_one_process():
         for module in model.modules():
             if isinstance(module, addnorm.SublayerConnection):
                 module.dropout = 0.25
-        for sequence_parallel in (False, True):
-            compare(model, sequence_parallel, *inputs((4, 6, 16)))
+        compare(model, *inputs((4, 6, 16)))
 
 
 @case(2)
 def admin_and_masks_of_heads_equal_one_process():
     torch.manual_seed(0)
     mask = torch.randn(2, 4, 6, 6, dtype=torch.float64)
-    for sequence_parallel in (False, True):
-        compare(randomize(addnorm.nn.Encoder(1, **SIZES)), sequence_parallel, *inputs((2, 6, 16)), mask=mask)
-        stack = addnorm.ResidualStack(
-            [*addnorm.nn.block(**SIZES), nn.Linear(16, 16).double()], 16, dtype=torch.float64, sublayers_per_layer=3
-        )
-        compare(randomize(stack), sequence_parallel, *inputs((2, 6, 16)), key_mask=torch.rand(2, 6) > 0.3)
+    compare(randomize(addnorm.nn.Encoder(1, **SIZES)), *inputs((2, 6, 16)), mask=mask)
+    stack = addnorm.ResidualStack(
+        [*addnorm.nn.block(**SIZES), nn.Linear(16, 16).double()], 16, dtype=torch.float64, sublayers_per_layer=3
+    )
+    compare(randomize(stack), *inputs((2, 6, 16)), key_mask=torch.rand(2, 6) > 0.3)
 
 
 @case(2)
 def transformers_equal_one_process():
     torch.manual_seed(0)
-    model = randomize(addnorm.nn.Transformer(1, 1, **SIZES))
-    for sequence_parallel in (False, True):
-        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)))
+    compare(randomize(addnorm.nn.Transformer(1, 1, **SIZES)), *inputs((2, 6, 16), (2, 5, 16)))
 
 
 @case(2)
@@ -191,7 +182,7 @@ def uneven_and_empty_shards_equal_one_process():
     for wiring in ("resi_dual", "mhc", "hyper_connections", "attention_residuals", "muddformer", "gated_residual"):
         for tokens in (5, 1):
             torch.manual_seed(0)
-            compare(randomize(addnorm.nn.Encoder(1, **SIZES, wiring=wiring)), True, *inputs((2, tokens, 16)))
+            compare(randomize(addnorm.nn.Encoder(1, **SIZES, wiring=wiring)), *inputs((2, tokens, 16)), plans=(True,))
 
 
 class Block(nn.Module):
@@ -258,8 +249,7 @@ def fsdp_and_tensor_parallel_equal_one_process():
 def compiled_models_equal_one_process():
     torch.manual_seed(0)
     model = randomize(addnorm.nn.Encoder(1, **SIZES))
-    for sequence_parallel in (False, True):
-        compare(model, sequence_parallel, *inputs((2, 6, 16)), prepare=lambda ours: ours.compile(backend="aot_eager"))
+    compare(model, *inputs((2, 6, 16)), prepare=lambda ours: ours.compile(backend="aot_eager"))
 
 
 @case(2)

@@ -34,29 +34,26 @@ def packed(gradients):
     return result
 
 
-def compare(model, sequence_parallel, *inputs, prepare=lambda model: None, **options):
-    """Compare a model under the plan with one process: output, gradients of all parameters and of the inputs."""
+def compare(model, *inputs, plans=(False, True), prepare=lambda model: None, **options):
+    """Compare a model under both plans with one process: output, gradients of all parameters and of the inputs."""
+    expected = run(model, inputs, options)
+    for sequence_parallel in plans:
+        ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=sequence_parallel)
+        prepare(ours)
+        actual = run(ours, inputs, options)
+        assert type(actual[0]) is torch.Tensor
+        torch.testing.assert_close(actual[::2], expected[::2], **TOLERANCE)
+        assert_same_gradients(actual[1], expected[1])
+
+
+def run(model, inputs, options):
+    """Return the output, the gradients of the parameters, and those of the inputs."""
     model.zero_grad()
-    ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=sequence_parallel)
-    prepare(ours)
-    results = []
-    for m in (ours, model):
-        arguments = [x.clone().requires_grad_() for x in inputs]
-        torch.manual_seed(3)
-        y = m(*arguments, **options)
-        cotangent = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
-        (y * cotangent).sum().backward()
-        grads = {name: whole(p.grad) for name, p in m.named_parameters()}
-        results.append((y, packed(grads), [x.grad for x in arguments]))
-    (y, grads, input_grads), (expected_y, expected_grads, expected_input_grads) = results
-    assert type(y) is torch.Tensor
-    torch.testing.assert_close(y, expected_y, **TOLERANCE)
-    assert grads.keys() == expected_grads.keys()
-    for name, grad in expected_grads.items():
-        torch.testing.assert_close(grads[name], grad, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")
-    for grad, expected in zip(input_grads, expected_input_grads, strict=True):
-        torch.testing.assert_close(grad, expected, **TOLERANCE)
-    return ours
+    arguments = [x.clone().requires_grad_() for x in inputs]
+    torch.manual_seed(3)
+    y = model(*arguments, **options)
+    (y * torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))).sum().backward()
+    return y, packed({name: whole(p.grad) for name, p in model.named_parameters()}), [x.grad for x in arguments]
 
 
 def inputs(*shapes):
