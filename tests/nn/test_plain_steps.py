@@ -1,7 +1,6 @@
 """Tests of the loop without module calls: the bits of the connections' own calls, and these calls wherever one does more."""
 
 from contextlib import nullcontext
-from types import MethodType
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch import nn
 import addnorm
 from addnorm.nn import plain_steps
 from addnorm.nn.connection import SublayerConnection
-from addnorm.nn.layer import ResidualLayer
 from addnorm.nn.state import StreamState
 
 MODULES = ("addnorm.nn.layer", "addnorm.nn.plain_steps")
@@ -97,93 +95,62 @@ def test_plain_rows_run_in_the_loop(steps):
     assert steps[6:] == [6]
 
 
-class Doubled(SublayerConnection):
+def double(module):
+    """Give a module a class that computes it twice."""
+
     def forward(self, x, **context):
-        return super().forward(super().forward(x, **context), **context)
+        return super(doubled, self).forward(super(doubled, self).forward(x, **context), **context)
+
+    module.__class__ = doubled = type("Doubled", (type(module),), {"forward": forward})
 
 
-def hooked(stack, calls):
-    stack.connections[3].register_forward_hook(lambda module, inputs, output: calls.append(output))
+def replace_forward(module, calls):
+    forward = module.forward
+    module.forward = lambda x, **context: calls.append(x) or forward(x, **context)
 
 
-def pre_hooked(stack, calls):
-    stack.connections[3].register_forward_pre_hook(lambda module, inputs: calls.append(inputs))
+def replace_options(connection, calls):
+    options = connection.options
+    connection.options = lambda x: calls.append(x) or {**options(x), "residual_scale": 2.0}
 
 
-def subclassed(stack, calls):
-    stack.connections[3].__class__ = Doubled
-    calls.append(None)
-
-
-def patched(stack, calls):
-    forward = SublayerConnection.forward
-
-    def replacement(self, x, **context):
-        calls.append(x)
-        return forward(self, x, **context)
-
-    stack.connections[3].forward = MethodType(replacement, stack.connections[3])
-
-
-def with_options(stack, calls):
-    options = stack.connections[3].options
-    stack.connections[3].options = lambda x: calls.append(x) or {**options(x), "residual_scale": 2.0}
-
-
-def with_factor(stack, calls):
-    stack.connections[3].b = 0.5
-    calls.append(None)
-
-
-@pytest.mark.parametrize("change", [hooked, pre_hooked, subclassed, patched, with_options, with_factor])
-@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln"])
-def test_changed_connection_is_called(change, wiring, steps, general):
-    stack, x, calls = make_stack(wiring), torch.randn(4, 12), []
-    before = stack(x)
-    change(stack, calls)
-    ours = results(stack, x)
-    assert calls
-    assert steps[-2:] in ([3, 2], [3, 0])
-    assert_equal(ours, general(lambda: results(stack, x)))
-    assert torch.equal(ours[0], before) == (change in (hooked, pre_hooked, patched))
-
-
-class Twice(ResidualLayer):
-    def forward(self, state, **context):
-        return super().forward(super().forward(state, **context), **context)
-
-
-def patched_layer(layer, calls):
-    forward = layer.forward
-    layer.forward = lambda state, **context: calls.append(state) or forward(state, **context)
-
-
-LAYER_CHANGES = {
-    "hook": lambda layer, calls: layer.register_forward_hook(lambda *_: calls.append(None)),
-    "pre-hook": lambda layer, calls: layer.register_forward_pre_hook(lambda *_: calls.append(None)),
-    "backward hook": lambda layer, calls: layer.register_full_backward_hook(lambda *_: calls.append(None)),
-    "subclass": lambda layer, calls: calls.append(setattr(layer, "__class__", Twice)),
-    "forward of its own": patched_layer,
-    "compiled": lambda layer, calls: calls.append(layer.compile(backend="eager")),
+CHANGES = {
+    "hook": lambda module, calls: module.register_forward_hook(lambda *_: calls.append(None)),
+    "pre-hook": lambda module, calls: module.register_forward_pre_hook(lambda *_: calls.append(None)),
+    "backward hook": lambda module, calls: module.register_full_backward_hook(lambda *_: calls.append(None)),
+    "subclass": lambda module, calls: calls.append(double(module)),
+    "forward of its own": replace_forward,
+    "compiled": lambda module, calls: calls.append(module.compile(backend="eager")),
+}
+OF_CONNECTIONS = {
+    "options": replace_options,
+    "factor": lambda connection, calls: calls.append(setattr(connection, "b", 0.5)),
 }
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # torch looks for tensors, the layer takes a state
-@pytest.mark.parametrize("change", LAYER_CHANGES)
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        *(("layers", change) for change in CHANGES),
+        *(("connections", change) for change in CHANGES | OF_CONNECTIONS),
+    ],
+)
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln"])
-def test_changed_layer_is_called(change, wiring, steps, general):
+def test_changed_module_is_called(place, change, wiring, steps, general):
     stack, x, calls = make_stack(wiring), torch.randn(4, 12), []
     before = stack(x)
-    LAYER_CHANGES[change](stack.layers[1], calls)
+    index, ran = {"layers": (1, 2), "connections": (3, 3)}[place]
+    (CHANGES | OF_CONNECTIONS)[change](getattr(stack, place)[index], calls)
     steps.clear()
     with torch.no_grad() if change == "compiled" else nullcontext():  # compiled calls have no second derivatives
         ours, theirs = ([stack(x)], general(lambda: [stack(x)]))
     if change != "compiled":
         ours, theirs = results(stack, x), general(lambda: results(stack, x))
     assert calls
-    assert steps[0] == 2
+    assert steps[0] == ran
     assert_equal(ours, theirs)
-    assert torch.equal(ours[0], before) == (change != "subclass")
+    assert torch.equal(ours[0], before) == (change not in ("subclass", *OF_CONNECTIONS))
 
 
 @pytest.mark.parametrize("later", ["connections.1", "layers.1"])
