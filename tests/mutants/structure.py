@@ -2,8 +2,8 @@
 
 A pattern is code with holes: `$x` is any expression or name, the same wherever the pattern repeats it, and `...` is any number of
 arguments, elements, operands or statements. The replacement repeats the holes. Python is compared as syntax trees, so that quotes,
-comments, line breaks and parentheses do not matter. C++ and JavaScript are compared as tokens: there `$x` is one token, and `...`
-any tokens up to the end of a bracket.
+comments, line breaks and parentheses do not matter. C++ and JavaScript are compared as tokens: there `$x` is one word, and `...`
+any text without a semicolon.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 HOLE, REST = "hole_", "rest_"
-TOKEN = re.compile(
-    r"""//[^\n]*|/\*(?:.|\n)*?\*/|\d[\w.]*|\$?\w+|"[^"\n]*"|'[^'\n]*'|\.\.\.|::|->|\+\+|--|&&|\|\||[-+*/%&|<>=!]=+|\S"""
-)
-BRACKETS = {"(": ")", "[": "]", "{": "}"}
+TOKEN = re.compile(r"""\$?\w+|"[^"\n]*"|'[^'\n]*'|\.\.\.|\S""")
+WORD, ANY, GAP = r"\w[\w.]*", r"[^;]*?", r"(?:\s|//[^\n]*\n|/\*.*?\*/)*"
 
 
 class Edit(NamedTuple):
@@ -147,42 +145,18 @@ def _fill(node: Any, holes: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def _tokens(code: str) -> list[re.Match[str]]:
-    return [token for token in TOKEN.finditer(code) if not token[0].startswith(("//", "/*"))]
+def _expression(pattern: str) -> re.Pattern[str]:
+    """Return a pattern as a regular expression: its tokens, with spaces and comments between them."""
+    forms, holes = [], set()
+    for token in TOKEN.findall(pattern):
+        name = "rest" if token == "..." else token[1:] if token.startswith("$") else ""
+        form = f"(?P={name})" if name in holes else f"(?P<{name}>{ANY if name == 'rest' else WORD})"
+        forms.append(form if name else re.escape(token))
+        holes.add(name)
+    return re.compile(GAP.join(forms), re.DOTALL)
 
 
 def _edit_tokens(text: str, pattern: str, replacement: str) -> Iterator[Edit]:
-    tokens, parts = _tokens(text), [token[0] for token in _tokens(pattern)]
-    for first in range(len(tokens)):
-        holes: dict[str, str] = {}
-        end = _match_tokens(parts, tokens, first, holes, text)
-        if end is not None:
-            new = re.sub(r"\$\w+|\.\.\.", lambda hole, holes=holes: holes[hole[0]], replacement)
-            yield Edit(*(len(text[:at].encode()) for at in (tokens[first].start(), tokens[end - 1].end())), new)
-
-
-def _match_tokens(
-    pattern: list[str], tokens: list[re.Match[str]], at: int, holes: dict[str, str], text: str
-) -> int | None:
-    """Return the number of the token after a match at a token, None if there is no match."""
-    if not pattern:
-        return at
-    first, others = pattern[0], pattern[1:]
-    if first == "...":
-        end = at
-        while (after := _match_tokens(others, tokens, end, trial := {**holes}, text)) is None:
-            if tokens[end][0] in BRACKETS.values():
-                return None
-            depth = 0
-            while True:  # to the end of a bracket
-                depth += (tokens[end][0] in BRACKETS) - (tokens[end][0] in BRACKETS.values())
-                end += 1
-                if depth == 0:
-                    break
-        holes |= trial | {"...": text[tokens[at].start() : tokens[end].start()].strip()}
-        return after
-    if at == len(tokens) or (not first.startswith("$") and tokens[at][0] != first):
-        return None
-    if first.startswith("$") and holes.setdefault(first, tokens[at][0]) != tokens[at][0]:
-        return None
-    return _match_tokens(others, tokens, at + 1, holes, text)
+    for match in _expression(pattern).finditer(text):
+        new = re.sub(r"\$(\w+)|\.\.\.", lambda hole, match=match: match[hole[1] or "rest"], replacement)
+        yield Edit(*(len(text[:at].encode()) for at in match.span()), new)

@@ -30,7 +30,7 @@ def test_each_fault_applies_to_one_place():
         (BRANCH, "if b: ...", "if not b: ...", "", BRANCH.replace("elif b", "elif not b")),
         (LOOP, "$s = add($s, ...)", "$s = ...", None, LOOP.replace("s /* old */ = add(s, load(x + i))", "s = load(x + i)")),
         (LOOP, "$i < n; ++$i", "$i < n - 1; ++$i", None, LOOP.replace("i < n", "i < n - 1")),
-        (LOOP, "load(...) ;", "0", None, None),
+        (LOOP, "load(...) + 1;", "0", None, None),
     ],
 )  # fmt: skip
 def test_pattern_edits_the_place_of_its_form(text, pattern, replacement, scope, expected):
