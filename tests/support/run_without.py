@@ -18,28 +18,7 @@ def resolve_name(name):
 
 pkgutil.resolve_name = resolve_name
 import addnorm  # noqa: E402
-
-
-def worst_error():
-    """Return the largest error of a call's outputs and gradients, in roundings of float32 of the largest value."""
-    torch.manual_seed(0)
-    inputs = [torch.randn(5, 40), torch.randn(5, 40), torch.randn(40), torch.randn(40)]
-    results = []
-    for dtype in (torch.float32, torch.float64):
-        x, branch, weight, bias = (t.to(dtype).requires_grad_() for t in inputs)
-        z = x + branch
-        z = z if dtype == torch.float32 else z + (z.float().double() - z).detach()
-        exact = torch.nn.functional.layer_norm(z, (40,), weight, bias), z
-        y, z = (
-            exact if dtype == torch.float64 else addnorm.add_layer_norm(x, branch, weight, bias, return_residual=True)
-        )
-        loss = (y * torch.linspace(-1, 2, 40)).sum() + z.sin().sum()
-        results.append([t.detach().double() for t in (y, z, *torch.autograd.grad(loss, [x, branch, weight, bias]))])
-    with torch.no_grad():
-        out = addnorm.add_layer_norm(*inputs, out=torch.empty(5, 40))
-        results[0].append(out.double())
-        results[1].append(results[1][0])
-    return max(float((a - b).abs().max() / b.abs().max() * 2**24) for a, b in zip(*results, strict=True))
+from wheels.smoke import compare  # noqa: E402
 
 
 def inspect_model():
@@ -52,4 +31,4 @@ def inspect_model():
 
 
 kernels = next(one.detail for one in addnorm.backends() if one.name == "cpu")
-print(json.dumps({"worst": worst_error(), "kernels": kernels, "inspect": inspect_model()}))
+print(json.dumps({"worst": compare(torch.float32), "kernels": kernels, "inspect": inspect_model()}))

@@ -38,19 +38,20 @@ def main():
 
 
 def compare(dtype):
-    """Return the largest error of y and of the gradients, in roundings of the dtype of the largest value."""
+    """Return the largest error of y, z and the gradients, in roundings of the dtype of the largest value."""
     inputs = [torch.randn(3, 100, dtype=dtype), torch.randn(3, 100, dtype=dtype), torch.randn(100), torch.randn(100)]
     outputs = []
     for cast in (lambda t: t.clone(), lambda t: t.to(f64)):
-        x, branch, weight, bias = (cast(t).requires_grad_() for t in inputs)
-        y = (
-            addnorm.add_layer_norm(x, branch, weight, bias)
-            if x.dtype == dtype
-            else exact(x, branch, weight, bias, dtype)
-        )
-        outputs.append(
-            [y.to(f64), *torch.autograd.grad((y.to(f64) * torch.linspace(-1, 2, 100)).sum(), [x, branch, weight, bias])]
-        )
+        x, branch, weight, bias = leaves = [cast(t).requires_grad_() for t in inputs]
+        if x.dtype == dtype:
+            results = addnorm.add_layer_norm(*leaves, return_residual=True)
+        else:
+            results = exact(x, branch, weight, bias, dtype)
+        y, z = (t.to(f64) for t in results)
+        grads = torch.autograd.grad((y * torch.linspace(-1, 2, 100)).sum() + z.sin().sum(), leaves)
+        outputs.append([y, z, y, *grads])
+    with torch.no_grad():
+        outputs[0][2] = addnorm.add_layer_norm(*inputs, out=torch.empty(3, 100, dtype=dtype))
     worst = max(
         float((ours.to(f64) - theirs).detach().abs().max() / theirs.detach().abs().max())
         for ours, theirs in zip(*outputs, strict=True)
@@ -59,10 +60,10 @@ def compare(dtype):
 
 
 def exact(x, branch, weight, bias, dtype):
-    """Return the norm of the sum that was rounded to the dtype, in float64."""
+    """Return the norm of the sum that was rounded to the dtype, in float64, and the sum."""
     z = x + branch
     z = z + (z.detach().to(dtype).to(f64) - z.detach())
-    return torch.nn.functional.layer_norm(z, (100,), weight, bias)
+    return torch.nn.functional.layer_norm(z, (100,), weight, bias), z
 
 
 if __name__ == "__main__":
