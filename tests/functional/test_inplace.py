@@ -3,8 +3,6 @@
 test_functional.py and test_fuzz.py compare their bits with those of the functions.
 """
 
-import functools
-
 import pytest
 import torch
 
@@ -25,22 +23,6 @@ def test_default_eps_follows_the_dtype_of_outs_z():
     x64, y64 = x.to(f64), b.to(f64)
     expected = addnorm.add_rms_norm(x64, y64)
     assert addnorm.add_rms_norm_(x64, y64).equal(expected)
-
-
-@pytest.mark.parametrize("normalized_shape", [6, (5, 6), [4, 5, 6]])
-@pytest.mark.parametrize("transposed", [False, True], ids=["contiguous", "transposed"])
-def test_normalized_shape_may_have_several_dimensions(normalized_shape, transposed):
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    residual, branch, weight, bias = torch.randn(4, 5, 6), torch.randn(4, 5, 6), torch.randn(shape), torch.randn(shape)
-    if transposed:
-        residual, branch = (t.transpose(0, 2).contiguous().transpose(0, 2) for t in (residual, branch))
-    call = functools.partial(addnorm.add_layer_norm, normalized_shape=normalized_shape, layer_scale=0.5)
-    y, z = call(residual, branch, weight, bias, return_residual=True)
-    a = residual.clone()
-    assert a.is_contiguous() != transposed
-    assert call(a, branch, weight, bias, out=a).equal(y)
-    addnorm.add_layer_norm_(residual, branch, weight, bias, normalized_shape=normalized_shape, layer_scale=0.5)
-    assert same({"y": branch, "z": residual}, {"y": y, "z": z})
 
 
 def test_out_may_reuse_memory_of_equal_element_size():

@@ -61,10 +61,11 @@ def find_differences(case, first):
     variants = {
         "without gradients": _without,
         "some rows alone": _rows,
-        "in many dimensions": _dimensions,
         "in place": _in_place,
         "with out=": _out,
     }
+    if call.norm != "none":
+        variants |= {"in many dimensions": _dimensions, "in many dimensions in place": _dimensions_in_place}
     actual = {name: variant(case, first) for name, variant in variants.items()}
     if call.norm != "none":
         tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}
@@ -116,24 +117,37 @@ def _rows(case, first):
     return results
 
 
-def _dimensions(case, first):
-    """Return the results with the features as two dimensions, by `normalized_shape`."""
+def _split(case):
+    """Return the call with the features as two dimensions, by `normalized_shape`, and its output gradients."""
     call = case.call
     split = case.rng.choice([n for n in range(1, call.d + 1) if call.d % n == 0] or [0])
-    shape = (split, call.d // split) if split else (2, 0)
-    if call.norm == "none":
-        return {}
-    tensors = {
-        name: t if name == "row_scale" or t.dim() == 0 else t.reshape(*t.shape[:-1], *shape)
-        for name, t in call.tensors.items()
-    }
-    actual = Call(call.norm, call.eps, tensors, call.options | {"normalized_shape": shape})()
-    return {name: t.flatten(-2) for name, t in actual.items()}
+    shape = case.rng.choice([tuple, list, torch.Size])((split, call.d // split) if split else (2, 0))
+    place = case.rng.choice([lambda t: t, lambda t: t.mT.contiguous().mT])
+
+    def widen(tensors):
+        return {
+            name: t if name == "row_scale" or t.dim() == 0 else place(t.unflatten(-1, shape))
+            for name, t in tensors.items()
+        }
+
+    split_call = Call(call.norm, call.eps, widen(call.tensors), call.options | {"normalized_shape": shape})
+    return split_call, widen(case.grad_outputs)
 
 
-def _in_place(case, first):
+def _dimensions(case, first):
+    call, grad_outputs = _split(case)
+    actual = compute(call, call.tensors, grad_outputs, case.wants)
+    return {name: None if t is None else t.reshape(first[name].shape) for name, t in actual.items()}
+
+
+def _dimensions_in_place(case, first):
+    written = _in_place(case, first, _split(case)[0])
+    return {name: t.flatten(-2) for name, t in written.items()}
+
+
+def _in_place(case, first, call=None):
     """Return the contents of residual and branch after the in-place form, if it can have these dtypes."""
-    call = case.call
+    call = call or case.call
     if call.residual_dtype != call.tensors["residual"].dtype or call.out_dtype != call.tensors["branch"].dtype:
         return {}
     options = {name: value for name, value in call.options.items() if name not in ("residual_dtype", "out_dtype")}
@@ -160,21 +174,28 @@ def _out(case, first):
 
 
 def check_norm_alone(case):
-    """Check that the norm of residual alone equals that of residual + 0."""
+    """Check that the norm of residual alone has the outputs and gradients of the norm of residual + 0."""
     call = case.call
     if call.norm == "none":
         return []
-    names = ("weight", "bias")
-    tensors = {name: call.tensors[name] for name in names if name in call.tensors}
+    tensors = {name: call.tensors[name] for name in ("weight", "bias") if name in call.tensors}
     options = {name: call.options[name] for name in ("weight_offset", "casting") if name in call.options}
     x = call.tensors["residual"].contiguous()
     function = addnorm.layer_norm if call.norm == "layer" else addnorm.rms_norm
-    y = function(x, **tensors, eps=call.eps, **options)
     zero = torch.zeros_like(x)
-    added = FUNCTIONS[call.norm](x, zero, **tensors, eps=call.eps, **options)
+
+    def alone(t):
+        return {"y": function(t["residual"], t.get("weight"), t.get("bias"), call.eps, **options)}
+
+    def added(t):
+        return {"y": FUNCTIONS[call.norm](**t, branch=zero, eps=call.eps, **options)}
+
+    dy = {"y": case.grad_outputs.get("y", zero).contiguous().to(x.dtype)}
+    results = [compute(one, {"residual": x, **tensors}, dy, ["residual", *tensors]) for one in (alone, added)]
     # Adding zero changes the sign of a zero.
-    lines = [] if is_same(y + 0, added + 0) else ["the norm alone is not that of the sum with 0"]
-    same = x.clone()
+    different = [name for name, t in results[0].items() if not is_same(t + 0, results[1][name] + 0)]
+    lines = [f"the norm alone is not that of the sum with 0: {different}"] if different else []
+    y, same = results[0]["y"], x.clone()
     for source, out in ((x, nan(x)), (same, same)):
         if function(source, **tensors, eps=call.eps, **options, out=out) is not out or not is_same(out, y):
             lines.append("the norm alone has other bits with out=")
