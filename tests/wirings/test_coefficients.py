@@ -23,19 +23,6 @@ def test_sources_are_divided_with_the_eps_of_the_module():
     assert_close(read, stream_formulas.attend_over_depth(sources, module.query[0], module.weight, 0.5))
 
 
-def test_independent_gates_equal_their_formula():
-    module = coefficients.IndependentConnection(D, N, 1, Place(1, 0, 3, 2), magnitude=1.5, eps=0.1, norm_eps=0.5)
-    randomize(module.double(), 1.0)
-    streams = torch.randn(7, N, D, dtype=torch.float64)
-    logits = stream_formulas.rms(streams.flatten(-2), 0.5) @ module.project.T
-    first, second = (
-        torch.sigmoid(module.scale[k] * part + module.bias[k * N :][:N]) for k, part in enumerate(logits.split(N, -1))
-    )
-    found = module(streams)
-    assert_close(found.collapse, first + 0.1)
-    assert_close(found.inject, 1.5 * second + 0.1)
-
-
 @pytest.mark.parametrize(("eps", "a"), [(None, 1e-3**0.5), (0.04, 0.2)])
 def test_gated_mix_keeps_a_share_of_the_stream(eps, a):
     module = coefficients.GatedMix(D, 1, 1, Place(1, 0, 3, 2), **({} if eps is None else {"eps": eps}))
