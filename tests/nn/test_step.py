@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-import addnorm
 from addnorm import Learned, ResidualStack, Row, Wiring, wirings
 from support.stacks import D, stack_of
 
@@ -47,29 +46,6 @@ def test_sublayer_may_return_another_dtype_than_the_stream(name):
     expected = stack(x)
     with torch.no_grad():
         assert torch.equal(stack(x), expected)
-
-
-# Norms that must be called as modules
-
-
-class Tenfold(addnorm.LayerNorm):
-    def forward(self, input):
-        return 10 * super().forward(input)
-
-
-@pytest.mark.parametrize("where", ["norm_in", "norm_branch", "norm_out"])
-def test_replaced_norm_is_called_in_any_place(where):
-    row = Row(norm_in=True, norm_branch=True, norm_out=True, a=0.5, b=2.0, c=0.25)
-    stack = ResidualStack([nn.Linear(D, D) for _ in range(3)], D, row)
-    norm = Tenfold(D)
-    setattr(stack.connections[1], where, norm)
-    x = torch.randn(2, 3, D)
-    h = x
-    for here in stack.connections:
-        h = here.norm_out(0.5 * h + 2.0 * here.norm_branch(here.sublayer(0.25 * here.norm_in(h))))
-    assert_close(stack(x), h)
-    with torch.no_grad():
-        assert_close(stack(x), h)
 
 
 # Factors
