@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,13 +116,6 @@ def upcast(t: Tensor) -> Tensor:
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
 
 
-class TokenNorms(NamedTuple):
-    """The squared L2 norm of each token, `(n,)`, and the largest magnitude."""
-
-    squares: Tensor
-    largest: float
-
-
 @dataclass
 class Tokens:
     """Tensor of a stream, arranged for statistics.
@@ -146,7 +139,7 @@ class Tokens:
 
     @property
     def counted(self) -> Tensor:
-        """The tokens that the mask selects, as `(n, d)`."""
+        """The tokens that count, as `(n, d)`."""
         return self.flat if self.mask is None else self.flat[self.mask]
 
     def sort(self) -> Tokens | None:
@@ -161,21 +154,23 @@ class Tokens:
         return Tokens(rows, mask, self.layout)
 
     @cached_property
-    def norms(self) -> TokenNorms:
-        """The norms of the tokens that the mask selects."""
-        t = upcast(self.counted)
-        largest = float(torch.linalg.vector_norm(t, math.inf)) if t.numel() else 0.0
-        return TokenNorms(torch.linalg.vector_norm(t, dim=-1).square(), largest)
+    def lengths(self) -> Tensor:
+        """The L2 norm of each token that counts, `(n,)`."""
+        return torch.linalg.vector_norm(upcast(self.counted), dim=-1)
 
-    def statistics(self) -> Iterator[tuple[str, float]]:
-        """Yield l2, rms, max, and those of stream k as l2_k, rms_k, max_k."""
-        squares, largest = self.norms
-        yield "l2", float(squares.sqrt().mean())
-        yield "rms", float((squares.mean() / self.t.shape[-1]).sqrt())
-        yield "max", largest
+    @cached_property
+    def statistics(self) -> dict[str, float]:
+        """The statistics l2, rms, max, and those of stream k as l2_k, rms_k, max_k."""
+        t, lengths = upcast(self.counted), self.lengths
+        found = {
+            "l2": float(lengths.mean()),
+            "rms": float(torch.linalg.vector_norm(lengths) / t.numel() ** 0.5),
+            "max": float(torch.linalg.vector_norm(t, math.inf)) if t.numel() else 0.0,
+        }
         for k, part in enumerate(self.t.chunk(self.streams, -1) if self.streams else ()):
-            for name, value in Tokens(part, self.mask, self.layout).statistics():
-                yield f"{name}_{k}", value
+            of_stream = Tokens(part, self.mask, self.layout).statistics
+            found |= {f"{name}_{k}": value for name, value in of_stream.items()}
+        return found
 
     @classmethod
     def arrange(cls, t: Tensor, layout: TokenLayout | None, tokens: TokenMask) -> Tokens:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 
 from torch import Tensor
@@ -65,7 +66,7 @@ class TokenLayout:
     @property
     def depends_on_shape(self) -> bool:
         """Whether the tokens can be sorted only in tensors of the inspected shape."""
-        return any(len(runs) > 1 for runs in self._find_runs())
+        return any(len(runs) > 1 for runs in self._runs)
 
     def fits(self, t: Tensor) -> bool:
         """Return whether a tensor has as many dimensions and features as the inspected one."""
@@ -91,7 +92,7 @@ class TokenLayout:
         if sizes is None:
             return None
         counts = [1, 1]
-        for run, size in zip((run for of_dim in self._find_runs() for run in of_dim), sizes, strict=True):
+        for run, size in zip((run for of_dim in self._runs for run in of_dim), sizes, strict=True):
             counts[bool(run and run[0].is_token)] *= size
         return counts[0], counts[1]
 
@@ -108,16 +109,16 @@ class TokenLayout:
         sizes = self._measure_runs(t.shape[:-1] if has_features else t.shape)
         if sizes is None:
             return None
-        runs = [run for of_dim in self._find_runs() for run in of_dim]
+        runs = [run for of_dim in self._runs for run in of_dim]
         order = sorted(range(len(runs)), key=lambda k: runs[k][0].key if runs[k] else (False, -1, 0))
         if not has_features:
             return t.reshape(sizes).permute(order)
         return t.reshape(*sizes, t.shape[-1]).permute(*order, len(order))
 
     def _measure_runs(self, shape: Sequence[int]) -> list[int] | None:
-        """Return the size of every run of `_find_runs` in another forward; None if `shape` does not determine the sizes."""
+        """Return the size of every run of `_runs` in another forward; None if `shape` does not determine the sizes."""
         sizes: list[int] = []
-        for size, runs, pieces in zip(shape, self._find_runs(), self.pieces, strict=True):
+        for size, runs, pieces in zip(shape, self._runs, self.pieces, strict=True):
             if len(runs) == 1:
                 sizes.append(size)
             elif size == math.prod(piece.part.size for piece in pieces):
@@ -126,8 +127,9 @@ class TokenLayout:
                 return None
         return sizes
 
-    def _find_runs(self) -> list[list[tuple[Piece, ...]]]:
-        """Return for each dimension its runs: groups of pieces that are adjacent in the canonical order too."""
+    @cached_property
+    def _runs(self) -> list[list[tuple[Piece, ...]]]:
+        """The runs of each dimension: groups of pieces that are adjacent in the canonical order too."""
         ordered = sorted((piece for pieces in self.pieces for piece in pieces), key=lambda piece: piece.key)
         place = {piece: k for k, piece in enumerate(ordered)}
         runs: list[list[tuple[Piece, ...]]] = []

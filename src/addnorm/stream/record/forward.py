@@ -87,7 +87,7 @@ class Forward:
 
     def put_state(self, entering: Iterable[int], leaving: Sequence[int], state: Tokens) -> None:
         """Record the statistics of a state at the sites whose input it is, and at those whose output it is."""
-        values = [*state.statistics()]
+        values = [*state.statistics.items()]
         self.put(entering, "in", values)
         if leaving:
             values += statistics.state_statistics(state)
@@ -145,6 +145,7 @@ class StreamForward(Forward):
     def __init__(self, *args: Any) -> None:
         self._pending: dict[int, Tokens] = {}  # states, by their ids, until the last write to each is compared with it
         self._operands: dict[WriteProbe, dict[Value, Any]] = {}  # a write and its scales, None until they are computed
+        self._last: tuple[Any, Any] = None, None  # the key of the last tensor that was arranged, and its tokens
         super().__init__(*args)
 
     def list_observers(self) -> Iterator[tuple[Value, Observer]]:
@@ -182,7 +183,7 @@ class StreamForward(Forward):
         with torch.no_grad(), self.omitting(f"the stream at {name}", state.stream, is_sampled=True):
             if state.is_overwritten:
                 tensor = tensor.detach().clone()
-            arranged = self._arrange(state.stream, tensor, state.layout)
+            arranged = self._arrange(state.stream, state.value, tensor, state.layout)
             self.samples[state.stream].keep(state.value, arranged)
             if state.entering:
                 self._pending[id(state)] = arranged
@@ -191,16 +192,20 @@ class StreamForward(Forward):
     def _arrange_gradient(self, state: StateProbe, grads: Sequence[Tensor]) -> Tokens:
         return Tokens.arrange(grads[0], state.layout, self.tokens[state.stream])
 
-    def _arrange(self, stream: str, tensor: Tensor, layout: TokenLayout | None) -> Tokens:
-        """Return a tensor arranged for statistics."""
-        arranged = Tokens.arrange(tensor.detach(), layout, self.tokens[stream])
-        self.masked.add(stream)
-        return arranged
+    def _arrange(self, stream: str, key: object, tensor: Tensor, layout: TokenLayout | None) -> Tokens:
+        """Return a tensor arranged for statistics: the same as before if the last one was that of the same key.
+
+        The observers of a value are called one after the other. So a value with several roles is measured once.
+        """
+        if self._last[0] != (stream, key):
+            self._last = (stream, key), Tokens.arrange(tensor.detach(), layout, self.tokens[stream])
+            self.masked.add(stream)
+        return self._last[1]
 
     def _on_branch(self, role: str, site: SiteProbe, tensor: Tensor) -> None:
         with torch.no_grad(), self.omitting(f"{role} at {site.id}", site.stream):
-            arranged = self._arrange(site.stream, tensor, site.values[role][1])
-            self.put([site.index], role, arranged.statistics())
+            value, layout = site.values[role]
+            self.put([site.index], role, self._arrange(site.stream, value, tensor, layout).statistics.items())
 
     def _on_used_scale(self, write: WriteProbe, scale: Value, tensor: Tensor) -> None:
         """Keep a scale, a parameter that FSDP frees after its use."""
@@ -225,17 +230,18 @@ class StreamForward(Forward):
         term, stream, site = write.term, write.state.stream, write.site
         if term.obstacle:
             raise OmittedError(term.obstacle)
-        added = edit_write(self.leaves.model, write.sublayer, operands[term.value].detach())
+        operand = operands[term.value]
+        added = edit_write(self.leaves.model, write.sublayer, operand)
         if term.factor != 1.0:
             added = added * term.factor
         for scale in term.scales:
             current = operands.get(scale, self.leaves.read(scale) if scale.op is None else None)
             added = added * inner_tensors(scale.tensor if current is None else current)[0].detach()
-        arranged = self._arrange(stream, added, write.layout)
+        arranged = self._arrange(stream, term.value if added is operand else write, added, write.layout)
         self.samples[stream].keep(write.sublayer, arranged)
         if site is None:
             return
-        self.put([site.index], "write", arranged.statistics())
+        self.put([site.index], "write", arranged.statistics.items())
         with self.omitting(f"ratio, cosine and unchanged of the write at {site.id}"):
             if (x := self._pending.get(id(write.state))) is None:
                 raise OmittedError("the write is computed before the state to which it is added")

@@ -60,7 +60,7 @@ class StateGradients:
         received, self._received = self._received, {}
         zero = next(iter(received.values())).new_zeros(())
         grads = [received.get(value, zero.expand(value.shape)) for value in self.values]
-        for name, number in self.arrange(grads).statistics():
+        for name, number in self.arrange(grads).statistics.items():
             k = name.partition("_")[2]
             if self.new[int(k)] if k else all(self.new):
                 yield name, number
@@ -161,7 +161,7 @@ class GradientHooks:
         site, name = key
         with torch.no_grad():
             squares = self._squares.setdefault(site, {})
-            squares[name] = float(vector_norm(grad, self.gathered).square())
+            squares[name] = float(vector_norm(grad, self.gathered)) ** 2
             self.recording.add(self.step, site, "params", "grad_l2", sum(squares.values()) ** 0.5)
 
     def _begin_backward(self) -> None:

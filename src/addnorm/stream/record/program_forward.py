@@ -75,7 +75,7 @@ class ProgramForward(Forward):
         for role, values in {"read": [part.target for part in site.reads], "raw": [site.write.value]}.items():
             if len(values) == 1:
                 with self.omitting(f"{role} at {site.id}"):
-                    self.put([index], role, self.probes.arrange(self._join(values), k).statistics())
+                    self.put([index], role, self.probes.arrange(self._join(values), k).statistics.items())
         for role, norms in list_norms(site).items():
             self._put_norms(index, role, k, norms)
         self.put([index], "matrices", measure_matrices(site, self.probes.find_mask(k)).items())
@@ -85,7 +85,7 @@ class ProgramForward(Forward):
             total, write = (self.probes.arrange(part, k + 1) for part in sums)
             before = replace(total, t=total.t - write.t)
             shares = self._measure_shares(total.counted, write.counted)
-            self.put([index], "write", [*write.statistics(), *write_statistics(before, write), *shares])
+            self.put([index], "write", [*write.statistics.items(), *write_statistics(before, write), *shares])
 
     def _measure_shares(self, total: Tensor, write: Tensor) -> Iterator[tuple[str, float]]:
         """Yield the share of B W in the sum of all streams, and in that of each: both `(tokens, n d)`."""

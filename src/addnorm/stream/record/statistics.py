@@ -23,9 +23,8 @@ MASSIVE, TIMES_MEDIAN = 100.0, 1000.0  # Sun et al. 2024, "Massive Activations i
 def write_statistics(x: Tokens, write: Tokens) -> Iterator[tuple[str, float]]:
     """Yield ratio, cosine: the write compared with the stream it is added to, token by token in the same order."""
     dots = (upcast(x.counted) * upcast(write.counted)).sum(-1)
-    x_norm, write_norm = x.norms.squares.sqrt(), write.norms.squares.sqrt()
-    yield "ratio", float((write_norm / x_norm).mean())
-    yield "cosine", float((dots / (x_norm * write_norm).clamp_min(torch.finfo(dots.dtype).tiny)).mean())
+    yield "ratio", float((write.lengths / x.lengths).mean())
+    yield "cosine", float((dots / (x.lengths * write.lengths).clamp_min(torch.finfo(dots.dtype).tiny)).mean())
 
 
 def unchanged_share(x: Tokens, write: Tokens) -> float:
@@ -78,7 +77,7 @@ def _massive_activations(tokens: Tokens) -> Iterator[tuple[str, float]]:
     sample = upcast(flat[::step]).abs()
     # torch's median of an even number of elements is the lower one of the two in the middle.
     median = float(sample.median() / 2 - (-sample).median() / 2) if flat.numel() else math.nan
-    largest = tokens.norms.largest
+    largest = tokens.statistics["max"]
     bound = max(MASSIVE, TIMES_MEDIAN * median)
     # Half precision would round the bound.
     yield "massive", float((upcast(t).abs() > bound).sum()) if largest > bound else 0.0
@@ -101,7 +100,7 @@ def parameter_norm(parameters: Iterable[Tensor], gathered: bool) -> float | None
         gathered: of sharded ones the whole, not the part of this process.
     """
     norms = [vector_norm(parameter, gathered) for parameter in parameters]
-    return float(torch.stack(norms).square().sum().sqrt()) if norms else None
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else None
 
 
 def vector_norm(t: Tensor, gathered: bool) -> Tensor:
