@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import addnorm
 from addnorm import AddNorm
-from support.refusals import assert_refused
+from support.refusals import make_test
 
 f64 = torch.float64
 
@@ -91,9 +91,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("sentence", REFUSED)
-def test_wrong_options_raise(sentence):
-    assert_refused(sentence, REFUSED[sentence])
+test_wrong_options_raise = make_test(REFUSED)
 
 
 @pytest.mark.parametrize(

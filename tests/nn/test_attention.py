@@ -19,7 +19,7 @@ from support.attention_inputs import (
 )
 from support.oracle import relative
 from support.pairwise import product
-from support.refusals import assert_refused
+from support.refusals import make_test
 from support.transformer_inputs import assert_close, compute_gradients
 
 bf16 = torch.bfloat16
@@ -204,6 +204,4 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("sentence", REFUSED)
-def test_wrong_inputs_raise(sentence):
-    assert_refused(sentence, REFUSED[sentence])
+test_wrong_inputs_raise = make_test(REFUSED)

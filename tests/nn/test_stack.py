@@ -12,7 +12,7 @@ import addnorm
 from addnorm import ResidualStack, Row, Wiring, wirings
 from addnorm.nn.state import StreamState
 from support.operator_calls import Recorder
-from support.refusals import assert_refused
+from support.refusals import assert_refused, make_test
 from support.stacks import D, Masked, Mlp, stack_of
 
 # Fused calls
@@ -215,6 +215,4 @@ for _wiring in ("sandwich", "attention_residuals", "gated_residual"):  # the ope
         )(torch.randn(3, D))
 
 
-@pytest.mark.parametrize("sentence", REFUSED)
-def test_wrong_options_raise(sentence):
-    assert_refused(sentence if isinstance(sentence, str) else sentence[0], REFUSED[sentence])
+test_wrong_options_raise = make_test(REFUSED)

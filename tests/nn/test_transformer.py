@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from addnorm.nn import Decoder, Encoder, Transformer
 from support import stacks
 from support.pairwise import rotate
-from support.refusals import assert_refused
+from support.refusals import make_test
 from support.transformer_inputs import (
     BATCH,
     HEADS,
@@ -128,6 +128,4 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("sentence", REFUSED)
-def test_wrong_inputs_raise(sentence):
-    assert_refused(sentence, REFUSED[sentence])
+test_wrong_inputs_raise = make_test(REFUSED)

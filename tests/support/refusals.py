@@ -12,3 +12,13 @@ def assert_refused(sentence, call):
     assert text.endswith(".")
     assert "\n" not in text
     assert ". " not in text
+
+
+def make_test(refused):
+    """Return the test that each call of a table is refused with its sentence, the first of its keys if it has several."""
+
+    @pytest.mark.parametrize("key", refused)
+    def test(key):
+        assert_refused(key if isinstance(key, str) else key[0], refused[key])
+
+    return test

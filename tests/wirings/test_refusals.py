@@ -8,7 +8,7 @@ from torch import nn
 
 from addnorm import Learned, ResidualStack, Row, Wiring, wirings
 from addnorm.wirings import CONSTRUCTORS, Computed, Head, Stage, append_zero, coefficients, unit
-from support.refusals import assert_refused
+from support.refusals import make_test
 
 HYPER = Computed(coefficients.HyperConnection)
 READ = Computed(coefficients.SigmoidRead)
@@ -143,9 +143,7 @@ for _value in (None, 3, wirings.pre_ln, ["pre_ln"]):
     )
 
 
-@pytest.mark.parametrize("sentence", REFUSED)
-def test_wrong_data_is_refused_in_one_sentence(sentence):
-    assert_refused(sentence, REFUSED[sentence])
+test_wrong_data_is_refused_in_one_sentence = make_test(REFUSED)
 
 
 @pytest.mark.parametrize("value", ["maybe", [], -1.5j], ids=repr)
