@@ -84,24 +84,6 @@ def test_double_backward_in_float32_agrees_with_float64(variant, dtypes):
             assert relative(actual[name], value) < bound, name
 
 
-@pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
-def test_batched_cotangents_keep_the_graph(variant):
-    call = make(variant, "float64", (2, 5))
-    tensors = leaves(call)
-    names, outputs = [*tensors], call(tensors)
-    cotangents_ = [torch.randn(3, *t.shape, dtype=f64) for t in outputs.values()]
-    inputs, results = [*tensors.values()], [*outputs.values()]
-    batched = torch.autograd.grad(results, inputs, cotangents_, create_graph=True, is_grads_batched=True)
-    for k in range(3):
-        single = torch.autograd.grad(results, inputs, [t[k] for t in cotangents_], create_graph=True)
-        second = [
-            torch.autograd.grad(sum(g.square().sum() for g in grads), inputs, allow_unused=True, retain_graph=True)
-            for grads in ([t[k] for t in batched], single)
-        ]
-        for name, *pair in zip(names, *second, strict=True):
-            torch.testing.assert_close(*pair, msg=lambda m, name=name: f"{name}: {m}")
-
-
 @pytest.mark.parametrize(
     ("variant", "used", "dtypes"),
     product(
