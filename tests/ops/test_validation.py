@@ -138,17 +138,6 @@ def test_wrong_argument_raises_its_sentence(changed, error, sentence, function, 
             function(**arguments, return_residual=return_residual)
 
 
-OF_THE_NORM = {"weight", "bias", "out_dtype", "normalized_shape", "weight_offset"}
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "sentence"), [case for case in REFUSED if not case[0].keys() & OF_THE_NORM]
-)
-def test_add_residual_raises_the_same_sentences(changed, error, sentence):
-    with pytest.raises(error, match=f"^{re.escape(sentence)}"):
-        addnorm.add_residual(**({"residual": good, "branch": good} | changed))
-
-
 @pytest.mark.parametrize("function", [addnorm.layer_norm, addnorm.rms_norm])
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
