@@ -65,7 +65,8 @@ def _absolute(value: Any) -> Any:
 def expand(start: Streams, sites: Sequence[Site], kind: Norm) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
     """Return x_0's part of the last streams, the part of each write, and the tolerance of the sum of all parts.
 
-    The tolerance allows for the streams' rounding at every site, carried through the sites after it.
+    The tolerance allows for the streams' rounding at every site: each state is a sum of rounded products, and is rounded. Carried
+    through the later sites such an error stays below the bound of the last streams, which contains that of every earlier state.
 
     Args:
         start: the first streams, a tuple of tensors `(*, d_model)`, or one tensor `(*, n, d_model)`.
@@ -74,8 +75,7 @@ def expand(start: Streams, sites: Sequence[Site], kind: Norm) -> tuple[Tensor, t
     """
     eps = torch.finfo(pytree.tree_leaves(start)[0].dtype).eps
     terms: list[Streams] = [pytree.tree_map(widen, start)]
-    size = pytree.tree_map(abs, terms[0])
-    error = pytree.tree_map(torch.zeros_like, size)
+    size, n = pytree.tree_map(abs, terms[0]), 1
     for recorded in sites:
         site = _freeze_site(recorded, kind)
         bound = Site(
@@ -84,15 +84,9 @@ def expand(start: Streams, sites: Sequence[Site], kind: Norm) -> tuple[Tensor, t
         )  # fmt: skip
         terms = _add_site(site, terms, kind)
         size = _pass(bound, size, kind, own=True)
-        error = pytree.tree_map(torch.add, _pass(bound, error, kind), _round_off(size, eps))
-    x_0, *writes, tolerance = map(to_tensor, (*terms, error))
-    return x_0, tuple(writes), tolerance
-
-
-def _round_off(size: Streams, eps: float) -> Streams:
-    """Return the errors of one site from bounds of its streams: each is a sum of rounded products, and is rounded."""
-    n = size.shape[-2] if isinstance(size, Tensor) else len(size)
-    return pytree.tree_map(lambda x: (2 + n) * eps * x, size)
+        n = max(n, size.shape[-2] if isinstance(size, Tensor) else len(size))
+    x_0, *writes, largest = map(to_tensor, (*terms, size))
+    return x_0, tuple(writes), len(sites) * (2 + n) * eps * largest
 
 
 def find_gains(
