@@ -8,6 +8,7 @@ from torch import nn
 
 import addnorm
 from addnorm.stream.dataflow import registered_ops
+from support import several_streams
 from support.families import shake
 from support.random_models import random_model, seeds_of
 from support.several_streams import build_transformers, make_mhc
@@ -55,6 +56,18 @@ def test_batch_of_one_has_all_sublayers(wiring, shape):
     found = addnorm.inspect(model, x)
     assert (found.wiring, len(found.program.sites)) == (wiring, 4)
     assert addnorm.verify(model, x, wiring=wiring).agrees
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("", "agrees"), ("transposed", "is transposed"), ("turned write", "in the opposite order")]
+)
+def test_streams_may_be_as_many_as_features(fault, words, monkeypatch):
+    monkeypatch.setattr(several_streams, "N", 6)
+    monkeypatch.setattr(several_streams, "D", 6)
+    found = addnorm.verify(make_mhc(faults=fault), torch.randn(2, 5, 6), wiring=addnorm.wirings.mhc(6))
+    assert found.inspection.program.sizes == 5 * [6]
+    assert found.agrees == (not fault)
+    assert words in str(found).replace("\n", " ")
 
 
 def change_branches(change):

@@ -153,13 +153,12 @@ class Carrier:
             return (used[:1], self._cut(op, first)) if used[0] is op.inputs[0] else ([], [])
         elif op.name in AFFINE:
             dims = self._merge(op, used)
-        elif op.name in ("mul", "div"):
+        elif op.name in ("mul", "div", "mm", "bmm"):
             chosen = self._choose_factor(op, used)
-            used, dims = ([], None) if chosen is None else ([chosen], self._merge(op, [chosen]))
+            combine = self._multiply if op.name in ("mm", "bmm") else self._merge
+            used, dims = ([], None) if chosen is None else ([chosen], combine(op, [chosen]))
         elif op.name in ("sum", "mean"):
             dims = self._reduce(op, first)
-        elif op.name in ("mm", "bmm") and len(used) == 1:
-            dims = self._multiply(op, first, op.args.index(used[0]))
         elif "attention" in op.traits:
             used, dims = self._attend(op, op.args[2])
         elif "guard" in op.traits and len(used) == 1 and _changes_nothing(op, used[0]):
@@ -201,7 +200,7 @@ class Carrier:
         return tuple(dims)
 
     def _choose_factor(self, op: Op, used: Sequence[Value]) -> Value | None:
-        """Return the operand that a product carries: of two, the one from which the other, a gate, was computed."""
+        """Return the operand that a product carries: that from which the other, a gate, was computed, or that with features."""
         operands = [argument for argument in op.args[:2] if isinstance(argument, Value)]
         if len(operands) == 2 and operands[0] is operands[1]:
             return None
@@ -210,7 +209,10 @@ class Carrier:
         if len(used) == 1:
             return used[0]
         first, second = used
-        return first if is_ancestor(first, second) else second if is_ancestor(second, first) else None
+        if is_ancestor(first, second) or is_ancestor(second, first):
+            return first if is_ancestor(first, second) else second
+        ends = [value for value in used if any(part.root == FEATURES for part in self.known[value].dims[-1])]
+        return ends[0] if len(ends) == 1 else None  # the other one has as many streams as there are features
 
     def _cut(self, op: Op, dims: Dims) -> list[Dims]:
         """Return the dimensions of the parts of a value; an empty list if features are separated."""
@@ -296,8 +298,9 @@ class Carrier:
         keeps = bool(op.get("keepdim", False))
         return tuple(() if k in chosen else dim for k, dim in enumerate(dims) if keeps or k not in chosen)
 
-    def _multiply(self, op: Op, dims: Dims, at: int) -> Dims | None:
-        """Return the dimensions of a matrix product over streams, whose factor `at` is carried."""
+    def _multiply(self, op: Op, used: Sequence[Value]) -> Dims | None:
+        """Return the dimensions of a matrix product over streams, one of whose factors is carried."""
+        dims, at = self.known[used[0]].dims, op.args.index(used[0])
         own, other = (-1, -2) if at == 0 else (-2, -1)
         if not self.is_stream(dims[own]):
             return None
