@@ -140,7 +140,7 @@ def removal(groups: list[Group], entropy: float) -> Iterator[Row]:
     for name, wiring in WIRINGS.items():
         if name in ("no_norm", "no_residual, no norm"):
             continue
-        learned = [group for group in groups if group.wiring == name and group.loss() < entropy - claims.LEARNED]
+        learned = [group for group in groups if group.wiring == name and claims.has_learned(group.loss(), entropy)]
         runs = min(learned, key=Group.loss).runs if learned else ()
         rises = [[one["rise"] for one in run["ablation"]] for run in runs]
         every = [rise for one in rises for rise in one]
@@ -173,7 +173,7 @@ def cost(rounds: int) -> Iterator[Row]:
         runs: dict[str, list[Any]] = {"sublayers": [(one, (x,), [x, *one.parameters()]) for one in sublayers]}
         for name, op in (("eager", eager(case)), ("addnorm", ours(case))):
             runs[name] = [(op, tensors := (x, branch, norm.weight, norm.bias), tensors) for norm in norms]
-        times = timing.measure(case, {name: partial(step, calls) for name, calls in runs.items()}, rounds)["rows"]
+        times = timing.measure(case, {name: partial(step, calls) for name, calls in runs.items()}, rounds)
         ms = {row["variant"]: row["median_us"] / 1e3 for row in times}
         own = count(norms)
         yield {

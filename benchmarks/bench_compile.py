@@ -20,7 +20,6 @@ from addnorm import set_compile_mode
 from addnorm.bench import jobs, timing
 from addnorm.bench.case import Case, Document, Results, Rows, grid, has
 from addnorm.bench.gpu.benchmark import device
-from addnorm.bench.gpu.clock import wait
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import DTYPES, NORMS, Call, Set
 from addnorm.bench.pages import digits, headline, markdown, quotient
@@ -107,17 +106,18 @@ JOBS = {
     "around_training": AROUND.trained(), "chain": CHAIN, "chain_training": CHAIN.trained(), "stack": STACK,
     "stack_training": STACK.trained(),
 }  # fmt: skip
+PLAN = (  # jobs, norms, sizes, dtypes
+    (("y", "training"), LAYER, SHAPES, BOTH),
+    (("y", "training"), RMS, MIDDLE, BOTH),
+    (("stream",), LAYER, SHAPES, BOTH[:1]),
+    (("dropout", "chain", "stack", "stack_training"), LAYER, MIDDLE, BOTH[:1]),
+    (("around",), LAYER + RMS, MIDDLE, BOTH),
+    (("around_training", "chain_training"), LAYER, MIDDLE, BOTH),
+    (("around_training",), LAYER, SHAPES[2:], BOTH[:1]),
+    (("stack", "stack_training"), RMS, MIDDLE, BOTH[1:]),
+)
 CASES = sorted(
-    [
-        *grid(job=("y", "training"), norm=LAYER, rows__d=SHAPES, dtype=BOTH),
-        *grid(job=("y", "training"), norm=RMS, rows__d=MIDDLE, dtype=BOTH),
-        *grid(job=("stream",), norm=LAYER, rows__d=SHAPES, dtype=BOTH[:1]),
-        *grid(job=("dropout", "chain", "stack", "stack_training"), norm=LAYER, rows__d=MIDDLE, dtype=BOTH[:1]),
-        *grid(job=("around",), norm=LAYER + RMS, rows__d=MIDDLE, dtype=BOTH),
-        *grid(job=("around_training", "chain_training"), norm=LAYER, rows__d=MIDDLE, dtype=BOTH),
-        *grid(job=("around_training",), norm=LAYER, rows__d=SHAPES[2:], dtype=BOTH[:1]),
-        *grid(job=("stack", "stack_training"), norm=RMS, rows__d=MIDDLE, dtype=BOTH[1:]),
-    ],
+    (case for job, norm, sizes, dtype in PLAN for case in grid(job=job, norm=norm, rows__d=sizes, dtype=dtype)),
     key=lambda case: [*JOBS].index(case.job),
 )
 
@@ -166,22 +166,23 @@ def timed(case: Case, call: Call, tensors: Set) -> Callable[[], Any]:
     """Return the call that is timed: the outputs, or the gradients; it waits for the device."""
     run = jobs.timed(call, tensors)
 
-    def once() -> None:
+    def synchronized() -> None:
         run()
-        wait(case.device)
+        timing.wait()
 
-    return once
+    return run if case.device == "cpu" else synchronized
 
 
 def measure(case: Case, *, rounds: int) -> Results:
     """Return a row for each variant, and the variants that did not compile."""
     torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
     tensors = inputs(case)
-    calls = {name: timed(case, forward(case, name), tensors) for name in VARIANTS}
+    makers = {name: lambda name=name: timed(case, forward(case, name), tensors) for name in VARIANTS}
     config: Any = torch.compiler.config
     try:
         with config.patch(force_disable_caches=True):  # they may have graphs of an earlier state of this library
-            return timing.measure(case, calls, rounds, may_fail=COMPILED)
+            calls, _, failures = timing.attempt(case, makers, COMPILED)
+            return {"failures": failures, "rows": timing.measure(case, calls, rounds)}
     finally:
         set_compile_mode(None)
 

@@ -5,12 +5,12 @@ README.md in this folder has the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from addnorm._util.numbers import format_number
-from addnorm.bench.case import Document, Rows, by_case
+from addnorm.bench.case import Document, Rows, by_case, has
 from addnorm.bench.exactness import COLUMNS as ERRORS
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
 from addnorm.bench.operation import BENCHMARK as OPERATION
@@ -31,7 +31,7 @@ README_SHAPES = ((1, 768), (512, 768), (8192, 768))
 def times(
     title: str,
     document: Document,
-    jobs: Iterable[str],
+    jobs: tuple[str, ...],
     peer: str = "eager",
     threads: int = 0,
     *,
@@ -47,16 +47,18 @@ def times(
         threads: number of threads; 0 is that of the document.
         microseconds: add both times.
     """
-    tables = {}
-    for norm, name in NORMS.items():
-        chosen = {
-            case: rows for case, rows in by_case(document["rows"], FIELDS).items()
-            if (case.norm, case.threads) == (norm, threads or document["threads"]) and case.job in jobs and peer in rows
-        }  # fmt: skip
-        tables[name] = merge(
-            chosen, lambda case: {"rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype},
-            lambda case, rows: {JOBS[case.job].title: quotient(rows, peer, times=microseconds)},
-        )  # fmt: skip
+    cases = by_case(document["rows"], FIELDS)
+    n = threads or document["threads"]
+    tables = {
+        name: merge(
+            (
+                {"rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype},
+                {JOBS[case.job].title: quotient(rows, peer, times=microseconds)},
+            )
+            for case, rows in cases.items() if has(norm=norm, threads=n, job=jobs)(case) and peer in rows
+        )
+        for norm, name in NORMS.items()
+    }  # fmt: skip
     return "\n\n".join(f"{name}, {title}:\n\n{markdown(lines)}" for name, lines in tables.items() if lines)
 
 

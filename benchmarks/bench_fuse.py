@@ -56,41 +56,32 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     """Return a row for each variant, how long fusing took, and the variants that could not be made."""
     torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
     torch.manual_seed(0)  # the dropout masks of the proof
-    step = models.training_step if case.job == "training" else models.inference_step
+    training = case.job == "training"
     original, inputs = models.load_model(case)
-    original.train(case.job == "training")
-    compiled = inductor and has_inductor(case)
-    results: Results = {"fusions": [], "failures": [], "rows": []}
-    calls: dict[str, Callable[[], Tensor]] = {}
+    original.train(training)
     copies: dict[str, nn.Module] = {}
-    share: float | None = None
-    for name, make in MAKE.items():
-        if "inductor" in name and not compiled:
-            continue
+    fusions: dict[str, tuple[Fusion, float]] = {}  # with the seconds that each took
+
+    def make(name: str) -> Callable[[], Tensor]:
         model, kwargs = copy.deepcopy((original, inputs))  # each variant has a cache of its own
         start = time.perf_counter()
-        try:
-            fusion = make(model, kwargs)
-            seconds = time.perf_counter() - start
-            call = step(model, kwargs)
-            call()  # captures and compiles
-        except Exception as error:  # of a variant; a fused one may raise VerificationError
-            if name == "plain":
-                raise
-            results["failures"].append(timing.failure(case, name, error))
-            continue
-        calls[name], copies[name] = call, model
-        if fusion is not None:
-            share = fusion.share if name == "fused" else share
-            results["fusions"].append(case.row(variant=name, seconds=seconds))
-    results["rows"] = timing.measure(case, calls, rounds, seconds=SECONDS)["rows"]
-    for row in results["rows"]:
+        if (fusion := MAKE[name](model, kwargs)) is not None:
+            fusions[name] = fusion, time.perf_counter() - start
+        copies[name] = model
+        return (models.training_step if training else models.inference_step)(model, kwargs)
+
+    names = [name for name in MAKE if "inductor" not in name or (inductor and has_inductor(case))]
+    # A variant may not compile, and a fused one may raise VerificationError.
+    calls, _, failures = timing.attempt(case, {name: partial(make, name) for name in names}, names[1:])
+    rows = timing.measure(case, calls, rounds, seconds=SECONDS)
+    for row in rows:
         model = copies[row["variant"]]
-        if case.job == "training":
+        if training:
             row["saved_bytes"] = saved_bytes(partial(model, **inputs), model, inputs)
         if row["variant"] == "plain":
-            row["share"] = share
-    return results
+            row["share"] = fusions["fused"][0].share if "fused" in calls else None
+    took = [case.row(variant=name, seconds=fusions[name][1]) for name in calls if name in fusions]
+    return {"fusions": took, "failures": failures, "rows": rows}
 
 
 def targets(document: Document) -> list[Target]:

@@ -12,6 +12,7 @@ import functools
 import itertools
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -22,9 +23,8 @@ from torch import Tensor
 from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, grid, has
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.jobs import DTYPES, EPS, NORMS, inputs
-from addnorm.bench.operation import DTYPES as TIMED_DTYPES
-from addnorm.bench.operation import FIFTEEN_TENSORS, SHAPES, variants
+from addnorm.bench.jobs import EPS, NORMS, inputs
+from addnorm.bench.operation import DTYPES, FIFTEEN_TENSORS, SHAPES, variants
 from addnorm.bench.pages import digits, headline, interval, markdown, merge, quotient
 from addnorm.bench.script import main
 from addnorm.bench.targets import Target, ratio, value
@@ -43,8 +43,8 @@ BOUNDS = {
 }
 PEERS = {"add": "torch.add", "loop": "equal loads and stores"}
 CASES = [
-    *grid(rows__d=itertools.chain(*SIZES.values()), dtype=TIMED_DTYPES, norm=NORMS, job=JOBS),
-    *grid(norm=NORMS, job=(TRAINING,), rows__d=SHAPES, dtype=TIMED_DTYPES),
+    *grid(rows__d=itertools.chain(*SIZES.values()), dtype=DTYPES, norm=NORMS, job=JOBS),
+    *grid(norm=NORMS, job=(TRAINING,), rows__d=SHAPES, dtype=DTYPES),
 ]
 
 
@@ -62,33 +62,30 @@ def build() -> Any:
     return function
 
 
-def loop_of(tensors: list[Tensor | None], outputs: tuple[Tensor, Tensor | None], threads: int) -> Any:
-    """Return the loop as a function without arguments."""
-    function, y = build(), outputs[0]
-    pointers = [None if t is None else t.data_ptr() for t in (*tensors, *outputs)]
-    return functools.partial(function, *pointers, y.shape[0], y.shape[1] * y.element_size(), threads)
+def loop_of(tensors: Sequence[Tensor | None], y: Tensor, z: Tensor | None, threads: int) -> Any:
+    """Return the loop as a function without arguments. It writes y, and z unless it is None."""
+    pointers = [None if t is None else t.data_ptr() for t in (*tensors, y, z)]
+    return functools.partial(build(), *pointers, y.shape[0], y.shape[1] * y.element_size(), threads)
 
 
 def measure(case: Case, *, rounds: int) -> Results:
     """Return a row for the operation, the add and the loop; with gradients for the operation and eager PyTorch."""
     if case.job == TRAINING:
-        calls = variants(case, compiled=False)
-        del calls["add"]
-        return timing.measure(case, calls, rounds, peer="eager")
-    args, _ = inputs(case.but(job="forward_stream"))
-    y, z = (torch.empty(case.rows, case.d, dtype=DTYPES[case.dtype].branch) for _ in range(2))
+        makers = variants(case)
+        calls = {name: makers[name]() for name in ("eager", "addnorm")}
+        return {"rows": timing.measure(case, calls, rounds, peer="eager")}
+    args: Any = inputs(case.but(job="forward_stream")).args
     stream = case.job == "stream"
-    function: Any = FUNCTIONS[case.norm][1]
+    y, z = (torch.empty_like(args[1]) for _ in range(2))
+    op: Any = FUNCTIONS[case.norm][1]
     out: Any = (y, z) if stream else y
-    forward = functools.partial(function, *args, EPS[case.norm], out=out, return_residual=stream)
-    left, right = (t for t in args[:2] if t is not None)
     calls = {
-        "addnorm": forward,
-        "add": functools.partial(torch.add, left, right, out=y),
-        "loop": loop_of([*args], (y, z if stream else None), case.threads),
+        "addnorm": functools.partial(op, *args, EPS[case.norm], out=out, return_residual=stream),
+        "add": functools.partial(torch.add, *args[:2], out=y),
+        "loop": loop_of(args, y, z if stream else None, case.threads),
     }
     with torch.no_grad():
-        return timing.measure(case, calls, rounds)
+        return {"rows": timing.measure(case, calls, rounds)}
 
 
 TARGETS = [
@@ -118,10 +115,9 @@ def section(document: Document) -> str:
 
 def training_section(document: Document) -> str:
     """Return the ratios with gradients: a line a shape and dtype."""
-    cases = {case: rows for case, rows in BENCHMARK.by_case(document).items() if case.job == TRAINING}
     lines = merge(
-        cases, lambda case: {"rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype},
-        lambda case, rows: {NORMS[case.norm]: interval(rows["addnorm"])},
+        ({"rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype}, {NORMS[case.norm]: interval(rows["addnorm"])})
+        for case, rows in BENCHMARK.by_case(document).items() if case.job == TRAINING
     )  # fmt: skip
     return f"{markdown(lines)}\n\n{headline(document)}."
 

@@ -16,19 +16,18 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE
+from typing import IO, Any, cast
 
 import torch
-from stacks import JOBS, Plain
+from stacks import JOBS, LAYERS, Plain, encoder
 
-from addnorm import nn as addnorm_nn
 from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, Rows, grid
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.pages import digits, headline, markdown, merge, quotient
 from addnorm.bench.script import main
 
-LAYERS = 4
 SECONDS = 60.0  # of all rounds of a case
 MODELS = {"addnorm": "addnorm.nn.Encoder", "plain": "plain PyTorch"}
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
@@ -60,9 +59,7 @@ def build(case: Case) -> Any:
     """Return a step of a case's model: an inference, or a forward, a backward and a step of AdamW."""
     torch.manual_seed(0)
     torch.set_num_threads(case.threads)
-    model: Any = addnorm_nn.Encoder(
-        LAYERS, case.d, case.d // 64, dim_feedforward=4 * case.d, wiring="pre_ln", norm="layer"
-    )
+    model: Any = encoder(case.d, "pre_ln")
     if case.model == "plain":
         model = Plain(model.stack)
     x, training = torch.randn(case.batch, case.tokens, case.d), case.job == "training"
@@ -85,70 +82,59 @@ def work(values: str) -> None:
     step = build(Case(**json.loads(values)))
     for _ in range(3):
         step()
-    print(flush=True)
     for _ in sys.stdin:
         step()
         usage = resource.getrusage(resource.RUSAGE_SELF)
         print(json.dumps([usage.ru_minflt, usage.ru_maxrss]), flush=True)
 
 
-class Worker:
-    """Process of one setting that computes a step of a case whenever it is called."""
+class Worker(subprocess.Popen[str]):
+    """Process of one setting that computes a step of a case whenever it is called. It ends when its stdin is closed."""
 
     def __init__(self, case: Case, setting: str) -> None:
-        given = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
-        code = f"import bench_memory; bench_memory.work({json.dumps(vars(case))!r})"
-        process: Any = subprocess.Popen(
-            [sys.executable, "-c", code], env=os.environ | given | environment(setting), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        process.stdout.readline()  # it is ready
-        self.process = process
         self.faults: list[int] = []  # so far, after each step
         self.peak = 0
+        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+        code = f"import bench_memory; bench_memory.work({json.dumps(vars(case))!r})"
+        variables = {**os.environ, "PYTHONPATH": path, **environment(setting)}
+        super().__init__([sys.executable, "-c", code], env=variables, text=True, stdin=PIPE, stdout=PIPE)
 
     def __call__(self) -> None:
         """Compute a step."""
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        faults, self.peak = json.loads(self.process.stdout.readline())
+        asks, answers = cast(IO[str], self.stdin), cast(IO[str], self.stdout)
+        print(file=asks, flush=True)
+        faults, self.peak = json.loads(answers.readline())
         self.faults.append(faults)
 
 
 def measure(case: Case, *, rounds: int) -> Results:
     """Return a row for each setting, with the faults of a step and the most memory that the process had."""
-    running: dict[str, Worker] = {}
-    failures = []
     with ExitStack() as stack:
-        for setting in SETTINGS:
-            try:
-                running[setting] = Worker(case, setting)
-            except FileNotFoundError as error:
-                failures.append(timing.failure(case, setting, error))
-            else:
-                stack.enter_context(running[setting].process)  # it ends when its stdin is closed
-        results = timing.measure(case, running, rounds, seconds=SECONDS, peer="glibc")
-    for row in results["rows"]:
-        worker = running[row["variant"]]
+        makers = {name: lambda name=name: stack.enter_context(Worker(case, name)) for name in SETTINGS}
+        workers, _, failures = timing.attempt(case, makers, LIBRARIES)
+        rows = timing.measure(case, workers, rounds, seconds=SECONDS, peer="glibc")
+    for row in rows:
+        worker: Any = workers[row["variant"]]
         faults = statistics.median(b - a for a, b in itertools.pairwise(worker.faults))
         row |= {"faults": faults, "peak_bytes": worker.peak * 1024}
-    return {**results, "failures": failures}
+    return {"failures": failures, "rows": rows}
 
 
 def section(document: Document) -> str:
     """Return the page's section: a line a setting and job, both models side by side."""
 
-    def cells(case: Case, rows: Rows) -> dict[str, str]:
-        name, row = MODELS[case.model], rows[case.setting]
+    def cells(name: str, setting: str, rows: Rows) -> dict[str, str]:
+        row = rows[setting]
         return {
-            f"{name}: times as fast as with glibc": quotient(rows, "glibc", case.setting),
+            f"{name}: times as fast as with glibc": quotient(rows, "glibc", setting),
             f"{name}: ms": digits(row["median_us"] / 1e3), f"{name}: faults": f"{row['faults']:,.0f}",
             f"{name}: peak, MB": f"{row['peak_bytes'] / 1e6:,.0f}",
         }  # fmt: skip
 
-    measured = BENCHMARK.by_case(document).items()
-    cases = {case.but(setting=setting): rows for case, rows in measured for setting in SETTINGS if setting in rows}
-    lines = merge(cases, lambda case: {"step": JOBS[case.job], "setting": case.setting}, cells)
+    lines = merge(
+        ({"step": JOBS[case.job], "setting": setting}, cells(MODELS[case.model], setting, rows))
+        for case, rows in BENCHMARK.by_case(document).items() for setting in SETTINGS if setting in rows
+    )  # fmt: skip
     return f"{markdown(lines)}\n\n{headline(document)}."
 
 

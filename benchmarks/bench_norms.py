@@ -14,7 +14,7 @@ from typing import Any
 
 import claims
 import torch
-from claims import BLOCK, HAND, LEARNED, Claim, Measured, best_of
+from claims import BLOCK, HAND, LEARNED, Claim, Measured, best_of, has_learned
 from torch import Tensor
 
 from addnorm import wirings
@@ -112,20 +112,15 @@ def rows_of(results: Document, wiring: str, num_layers: int) -> list[Row]:
     return claims.rows_of(results["rows"], wiring=wiring, num_layers=num_layers)
 
 
-def has_learned(results: Document, loss: float) -> bool:
-    """Return whether a loss is `LEARNED` below that of single characters."""
-    return bool(loss < results["unigram"] - LEARNED)
-
-
 def steps_to_learn(results: Document, rows: list[Row]) -> float:
     """Return the first measured step of the best run at which it has learned; infinity if there is none."""
-    reached = (k * EVERY for k, loss in enumerate(best_of(rows)["losses"]) if has_learned(results, loss))
+    reached = (k * EVERY for k, loss in enumerate(best_of(rows)["losses"]) if has_learned(loss, results["unigram"]))
     return float(next(reached, math.inf))
 
 
 def largest_rate(results: Document, rows: list[Row]) -> float:
     """Return the largest learning rate at which a wiring learns, or zero."""
-    return max((row["lr"] for row in rows if has_learned(results, row["loss"])), default=0.0)
+    return max((row["lr"] for row in rows if has_learned(row["loss"], results["unigram"])), default=0.0)
 
 
 def by_wiring(number: Callable[[Document, list[Row]], float]) -> Callable[[Document], Measured]:

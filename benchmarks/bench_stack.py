@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
-from stacks import JOBS, Plain
+from stacks import HEAD_DIM, JOBS, LAYERS, Plain, encoder
 from torch import Tensor, nn
 
 from addnorm import nn as addnorm_nn
@@ -25,8 +25,6 @@ from addnorm.bench.script import main
 from addnorm.bench.targets import Target, ratio
 from addnorm.fusion.benchmark import saved_bytes
 
-LAYERS = 4
-HEAD_DIM = 64
 SECONDS = 8.0  # of all rounds of a case
 PEERS = {"plain": "plain PyTorch", "torch": "torch.nn.TransformerEncoder"}
 COMPILED = ", compiled"
@@ -45,9 +43,7 @@ def variants(case: Case) -> tuple[dict[str, nn.Module], Tensor, Tensor]:
     shape = (case.batch, case.tokens, case.d)
     given = torch.randn(shape, requires_grad=case.job == "training"), torch.randn(shape)
     if case.wiring in STREAMS:
-        ours = addnorm_nn.Encoder(
-            LAYERS, case.d, case.d // HEAD_DIM, dim_feedforward=4 * case.d, wiring=case.wiring, norm="layer"
-        )
+        ours: Any = encoder(case.d, case.wiring)
         for name, parameter in ours.named_parameters():
             if "coefficients" in name:  # at first the streams are equal and the gates constant
                 parameter.data += 0.02 * torch.randn_like(parameter)
@@ -57,11 +53,10 @@ def variants(case: Case) -> tuple[dict[str, nn.Module], Tensor, Tensor]:
         case.d, case.d // HEAD_DIM, 4 * case.d, dropout=0.0, batch_first=True, norm_first=pre
     )
     theirs = nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(case.d) if pre else None, enable_nested_tensor=False)
-    encoder = addnorm_nn.from_torch(theirs)
-    assert isinstance(encoder, addnorm_nn.Encoder)
+    ours = addnorm_nn.from_torch(theirs)
     # Copies of weights lie elsewhere in memory, which alone can make several per cent. A timed loop follows an untimed call of
     # the same variant, so weights that two variants share are in the cache for both.
-    modules = {"addnorm": encoder, "plain": Plain(encoder.stack), "torch": theirs}
+    modules = {"addnorm": ours, "plain": Plain(ours.stack), "torch": theirs}
     for module in modules.values():
         module.train(case.job == "training")
     return modules, *given
@@ -90,13 +85,12 @@ def measure(case: Case, *, rounds: int) -> Results:
         return grad(y, [x, *module.parameters()], dy) if training else y
 
     calls = {name: partial(step, module) for name, module in modules.items()}
-    results = timing.measure(case, calls, rounds, seconds=SECONDS, peer="addnorm")
-    for row in results["rows"] if training else []:
-        if COMPILED in row["variant"]:
-            continue
+    rows = timing.measure(case, calls, rounds, seconds=SECONDS, peer="addnorm")
+    for row in rows:
         module = modules[row["variant"]]
-        row["saved_bytes"] = saved_bytes(partial(module, x), module, x)
-    return results
+        if training and COMPILED not in row["variant"]:
+            row["saved_bytes"] = saved_bytes(partial(module, x), module, x)
+    return {"rows": rows}
 
 
 def speed(peer: str, rows: Rows) -> float | None:
@@ -161,17 +155,13 @@ def pair(rows: Rows, peer: str, key: str, unit: float = 1.0) -> str:
 
 def section(document: Document) -> str:
     """Return the table of speeds: a line a size and peer, a column a wiring and job."""
-    cases = {case: rows for case, rows in BENCHMARK.by_case(document).items() if case.wiring in ONE_STREAM}
-
-    def cell(peer: str, case: Case, rows: Rows) -> dict[str, str]:
-        times = pair(rows, peer, "median_us")
-        return {f"{case.wiring}, {JOBS[case.job]}": f"{interval(rows[peer], inverse=True)} ({times})"}
-
-    lines = [
-        {"compared with": name, **line} for peer, name in PEERS.items() for line in merge(
-            cases, lambda case: {"batch x tokens x d": f"{case.batch} x {case.tokens} x {case.d}"}, partial(cell, peer)
+    lines = merge(
+        (
+            {"compared with": name, "batch x tokens x d": f"{case.batch} x {case.tokens} x {case.d}"},
+            {f"{case.wiring}, {JOBS[case.job]}": f"{interval(rows[peer], inverse=True)} ({pair(rows, peer, 'median_us')})"},
         )
-    ]  # fmt: skip
+        for peer, name in PEERS.items() for case, rows in BENCHMARK.by_case(document).items() if case.wiring in ONE_STREAM
+    )  # fmt: skip
     return f"Times as fast (95% interval; median microseconds: addnorm / the other):\n\n{markdown(lines)}"
 
 

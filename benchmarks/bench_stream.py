@@ -36,17 +36,17 @@ def measure(case: Case, *, rounds: int) -> Results:
         stack.enter_context(record(copies["recorded"]))
         stack.enter_context(record(copies["without gradients"], grads=False))
         steps = {name: models.training_step(model, loaded.kwargs) for name, model in copies.items()}
-        results = timing.measure(case, steps, rounds)
+        rows = timing.measure(case, steps, rounds)
     for name, call in WHOLE.items():
         seconds, closure = [], 0.0
         for _ in range(CALLS):
             start = time.perf_counter()
             closure = call(loaded.model, *loaded.args, **loaded.kwargs).closure  # type: ignore[operator]  # both have one
             seconds.append(time.perf_counter() - start)
-        results["rows"].append(case.row(
+        rows.append(case.row(
             variant=name, median_us=1e6 * statistics.median(seconds), most_s=max(seconds), closure=closure
         ))  # fmt: skip
-    return results
+    return {"rows": rows}
 
 
 TARGETS = [

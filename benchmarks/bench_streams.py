@@ -8,6 +8,8 @@ in this folder has the protocol. Bytes that must move: docs/several_streams.md.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
@@ -95,7 +97,7 @@ def measure(case: Case, *, rounds: int, compile: bool = True) -> Results:  # the
     plain.norm.to(dtype)
     cotangents = [torch.randn_like(t) for t in (output, streams, post, comb)]
 
-    def call(module: Any) -> Any:
+    def call(module: Any) -> Callable[[], Any]:
         mixes = [t.mT if module is fused else t for t in (comb, cotangents[3])]  # transformers' A is transposed
         inputs = [t.detach().contiguous().requires_grad_(training) for t in (streams, output, post, mixes[0])]
         wanted = [*inputs, *module.parameters()]
@@ -107,8 +109,8 @@ def measure(case: Case, *, rounds: int, compile: bool = True) -> Results:  # the
 
         return once
 
-    calls = {"addnorm": call(fused), "transformers": call(plain)}
-    found, expected = (one()[0] for one in calls.values())  # the read, or the gradient of X
+    makers = {"addnorm": partial(call, fused), "transformers": partial(call, plain)}
+    found, expected = (make()()[0] for make in makers.values())  # the read, or the gradient of X
     difference, most = proofs.distance(found, expected.double()), MOST_DIFFERENT[case.dtype]
     if not difference <= most:
         raise ValueError(
@@ -116,19 +118,15 @@ def measure(case: Case, *, rounds: int, compile: bool = True) -> Results:  # the
         )
     if compile:
         torch._dynamo.reset()
-        calls["compile"] = call(torch.compile(plain, dynamic=False))
+        makers["compile"] = partial(call, torch.compile(plain, dynamic=False))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = timing.measure(case, calls, rounds, may_fail=("compile",))
-    return {**results, "copies": [case.row(gigabytes_per_second=_copied())]}
-
-
-def _copied() -> float:
-    """Return the bandwidth of a copy far larger than the caches, bytes read and written."""
-    source = torch.ones(COPY_BYTES // 4)
-    target = torch.empty_like(source)
-    (row,) = timing.measure(Case(), {"copy": lambda: target.copy_(source)}, rounds=7, seconds=0.5)["rows"]
-    return float(2 * COPY_BYTES / row["median_us"] / 1e3)
+        calls, _, failures = timing.attempt(case, makers, ("compile",))
+        rows = timing.measure(case, calls, rounds)
+    n = COPY_BYTES // 4  # far larger than the caches
+    (copied,) = timing.measure(case, {"copy": partial(torch.empty(n).copy_, torch.ones(n))}, rounds=7, seconds=0.5)
+    rate = 2 * COPY_BYTES / copied["median_us"] / 1e3  # bytes read and written
+    return {"failures": failures, "rows": rows, "copies": [case.row(gigabytes_per_second=rate)]}
 
 
 def least_us(case: Case, gigabytes_per_second: float) -> float:

@@ -171,7 +171,12 @@ def losses(num_layers: int, *runs: str) -> Callable[[Results], Measured]:
 
 def learned(measured: Measured, name: str) -> bool:
     """Return whether a run learned anything."""
-    return bool(measured[name] < measured["nothing learned"] - LEARNED)
+    return has_learned(measured[name], measured["nothing learned"])
+
+
+def has_learned(loss: float, unigram: float) -> bool:
+    """Return whether a loss is `LEARNED` below that of single characters."""
+    return bool(loss < unigram - LEARNED)
 
 
 def chain(results: Results) -> Measured:

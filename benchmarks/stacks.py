@@ -9,10 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm import ResidualStack
+from addnorm.nn import Encoder
 from addnorm.ops.streams import formula
 from addnorm.ops.streams.kinds import KINDS
 
 JOBS = {"inference": "inference", "training": "forward + backward"}
+LAYERS, HEAD_DIM = 4, 64
+
+
+def encoder(d: int, wiring: str) -> Encoder:
+    """Return an encoder of a wiring with LayerNorm, as wide as `d`."""
+    return Encoder(LAYERS, d, d // HEAD_DIM, dim_feedforward=4 * d, wiring=wiring, norm="layer")
 
 
 class Plain(nn.Module):

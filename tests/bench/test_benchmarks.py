@@ -206,7 +206,7 @@ def test_loop_reads_and_writes_every_row(scripts, with_bias, with_stream):
         torch.randint(0, 2**31, shape, dtype=torch.int32) for shape in ((5, 48), (5, 48), (48,), (48,))
     )
     y, z = torch.zeros_like(x), torch.zeros_like(x) if with_stream else None
-    scripts.limit.loop_of([x, branch, weight, bias if with_bias else None], (y, z), 2)()
+    scripts.limit.loop_of([x, branch, weight, bias if with_bias else None], y, z, 2)()
     expected = x | branch
     assert z is None or z.equal(expected)
     assert y.equal(expected | weight | bias if with_bias else expected | weight)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from addnorm import Backend
-from addnorm.bench import harness, jobs, script
+from addnorm.bench import harness, jobs, script, timing
 from addnorm.bench.case import Case, by_case
 from addnorm.bench.gpu import BENCHMARK, benchmark, clock, plan, summary, variants
 from addnorm.bench.gpu.plan import FIELDS
@@ -106,7 +106,7 @@ def test_failing_case_is_reported_and_the_next_measured(monkeypatch):
 def test_budget_ends_a_run_as_complete(monkeypatch, durations, budget, measured):
     """The most important case is always measured; a case with a variant that compiles beyond the budget is left."""
     now = [0.0]
-    monkeypatch.setattr(benchmark.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(timing.time, "monotonic", lambda: now[0])
 
     def slow(case):
         now[0] += durations[PLAN.index(case)]

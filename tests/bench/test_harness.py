@@ -170,16 +170,25 @@ def test_rounds_fit_into_the_time_of_a_case(monkeypatch, seconds, rounds, measur
     order = []
     monkeypatch.setattr(timing, "_calibrate", lambda call: (2, seconds))
     calls = {name: lambda name=name: order.append(name) for name in "abc"}
-    a, b, c = timing.measure(CASES[0], calls, rounds, peer="a")["rows"]
+    a, b, c = timing.measure(CASES[0], calls, rounds, peer="a")
     assert [row["rounds"] for row in (a, b, c)] == [measured] * 3
     assert "".join(order[:18]) == "aaabbbccc" + "bbbcccaaa"  # each loop begins with an untimed call
     assert (a["paired_low"], a["paired_high"]) == (1.0, 1.0)
     assert b["paired_low"] <= b["paired_ratio"] <= b["paired_high"]
 
 
-def test_error_of_a_variant_that_must_not_fail_is_raised():
+def test_variant_that_fails_when_made_or_called_is_left_out():
+    makers = {"right": lambda: int, "unmade": lambda: 1 / 0, "uncalled": lambda: lambda: 1 / 0}
+    calls, ready, failures = timing.attempt(CASES[0], makers, ("unmade", "uncalled"))
+    assert calls == {"right": int}
+    assert ready.keys() == makers.keys()
+    assert failures == [
+        CASES[0].row(variant=name, error="ZeroDivisionError: division by zero") for name in ("unmade", "uncalled")
+    ]
     with pytest.raises(ZeroDivisionError):
-        timing.measure(CASES[0], {"a": int, "b": lambda: 1 / 0}, 1, may_fail=("a",))
+        timing.attempt(CASES[0], makers, ("unmade",))
+    with pytest.raises(Stop, match="budget"):
+        timing.attempt(CASES[0], makers, makers, deadline=0.0)
 
 
 FAULTS = """
@@ -192,7 +201,7 @@ calls = {"add": lambda: x + 1.0, "in place": lambda: x.add_(1.0)}
 faults = {}
 for state in ("fresh", "kept"):
     assert timing.settle_allocator(state)
-    rows = timing.measure(Case(), calls, 5)["rows"]
+    rows = timing.measure(Case(), calls, 5)
     faults[state] = {row["variant"]: row["faults"] / (x.nbytes / os.sysconf("SC_PAGE_SIZE")) for row in rows}
 print(json.dumps(faults))
 """
@@ -222,10 +231,10 @@ def test_load_of_others_excludes_the_run(monkeypatch):
 
 
 def test_table_has_the_columns_of_all_lines_and_numbers_on_the_right():
+    numbers = ((8, "x", 1.0), (16, "x", -2.0), (8, "y", 3.5))
     lines = pages.merge(
-        {Case(d=d, job=job): {"a": {"us": us}} for d, job, us in ((8, "x", 1.0), (16, "x", -2.0), (8, "y", 3.5))},
-        lambda case: {"size": f"d = {case.d}"}, lambda case, rows: {case.job: f"**{rows['a']['us']}**"},
-    )  # fmt: skip
+        [*(({"size": f"d = {d}"}, {job: f"**{us}**"}) for d, job, us in numbers), ({"size": "d = 9"}, {})]
+    )
     assert pages.markdown(lines) == (
         "| size | x | y |\n| :-- | --: | --: |\n| d = 8 | **1.0** | **3.5** |\n| d = 16 | **-2.0** |  |"
     )

@@ -34,8 +34,8 @@ def case(norm, job, rows=3, d=8, dtype="float32", threads=1):
 def test_variants_compute_the_same(norm, job, dtype, monkeypatch):
     monkeypatch.setattr(jobs, "DROPOUT", 0.0)  # the masks differ; without dropout everything else is equal
     item, results = case(norm, job, 5, 16, dtype), {}
-    for name in operation.variants(item, compiled=False):
-        results[name] = operation.variants(item, compiled=False)[name]()  # new tensors: in-place calls change them
+    for name in operation.variants(item):
+        results[name] = operation.variants(item)[name]()()  # new tensors: in-place calls change them
     eager = results.pop("eager")
     del results["add"]
     assert results.keys() == {"addnorm"} | ({"onnxruntime"} if onnx_peer.applies(item) else set())
@@ -165,11 +165,13 @@ def test_large_cases_are_measured_in_both_states_and_few_threads_uncompiled(monk
         slow = 5.0 if states[-1] == "fresh" else 1.0
         row = {"q1_us": 1.0, "q3_us": 9.0, "faults": slow, "rounds": 3, "repeats": 2}
         times = {"addnorm": slow, "eager": 2 * slow**2, "add": slow}
-        return {"rows": [case.row(variant=name, median_us=us, **row) for name, us in times.items()], "failures": []}
+        return [case.row(variant=name, median_us=us, **row) for name, us in times.items()]
 
     monkeypatch.setattr(timing, "settle_allocator", lambda state="kept": states.append(state) or True)
     monkeypatch.setattr(timing, "measure", measure)
-    monkeypatch.setattr(operation, "variants", lambda case, compiled: {"compile": 0} if compiled else {})
+    monkeypatch.setattr(
+        operation, "variants", lambda case, compiled: {name: lambda: int for name in ("add", *["compile"] * compiled)}
+    )
     sizes = ((8, 768), (8192, 768), (4096, 4096))
     some = bench.matrix(("layer",), ("float32",), sizes, jobs=("forward",), threads=2)
     document = bench.run([*some, some[0].but(threads=1)], proofs=False)

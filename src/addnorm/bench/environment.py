@@ -116,16 +116,13 @@ def commit() -> dict[str, Any]:
     root = Path(addnorm.__file__).parents[2]
     # Files that the benchmark writes do not count: the results, and the tables in the pages.
     own = ["--", ".", ":!benchmarks/results", ":!README.md", ":!docs"]
+    command = ["git", f"--git-dir={root}/.git", "status", "--porcelain=v2", "--branch", *own]
     try:
-        head, changes = (
-            subprocess.run(
-                ["git", f"--git-dir={root}/.git", *words], cwd=root, capture_output=True, text=True, check=True
-            )
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", *own])
-        )
+        status = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
-    return {"commit": head.stdout.strip(), "dirty": bool(changes.stdout.strip())}
+    head, *lines = status.splitlines()  # "# branch.oid COMMIT"; then the branch, and the changes
+    return {"commit": head.split()[-1], "dirty": any(not line.startswith("#") for line in lines)}
 
 
 def _text(path: Path) -> str:

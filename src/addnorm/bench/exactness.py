@@ -16,7 +16,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from addnorm.bench.targets import Target
 from addnorm.functional import add_rms_norm
 from addnorm.fusion.benchmark import saved_bytes
 from addnorm.reference import Casting, Norm
+
+T = TypeVar("T")
 
 ONES = (16384, 64)
 SAVED = (512, 768)
@@ -46,12 +48,8 @@ MODEL_EPS = 1e-6
 COLUMNS = ("z", "y", *proofs.GRADIENTS)
 
 
-def _case(norm: Norm, job: str, shape: tuple[int, int], dtype: str) -> Case:
-    return Case(norm=norm, job=job, rows=shape[0], d=shape[1], dtype=dtype)
-
-
-def _expressions(case: Case) -> dict[str, Call]:
-    return {"addnorm": ours(case), "eager": eager(case)}
+def _both(case: Case, number: Callable[[Call], T]) -> dict[str, T]:
+    return {"addnorm": number(ours(case)), "eager": number(eager(case))}
 
 
 def errors(
@@ -61,16 +59,13 @@ def errors(
 
     The float64 values of y and of the gradients are computed from the z that the variant returned.
     """
-    case = _case(norm, job, (rows, d), dtype)
+    case = Case(norm=norm, job=job, rows=rows, d=d, dtype=dtype)
     tensors = inputs(case)
     torch.manual_seed(SEED)  # of the dropout masks
     with warnings.catch_warnings():
         # PyTorch's RMSNorm warns that it is slow where the parameters' dtype is not that of the input.
         warnings.filterwarnings("ignore", message="Mismatch dtype")
-        return {
-            name: proofs.errors(case, tensors, proofs.results(case, call, tensors))
-            for name, call in _expressions(case).items()
-        }
+        return _both(case, lambda call: proofs.errors(case, tensors, proofs.results(case, call, tensors)))
 
 
 def bias_gradient_of_ones(rows: int = ONES[0]) -> dict[str, float]:
@@ -78,23 +73,24 @@ def bias_gradient_of_ones(rows: int = ONES[0]) -> dict[str, float]:
 
     The gradient of every element of y is one, so each feature of the bias gradient is the number of rows.
     """
-    case = _case("layer", "forward_backward", (rows, ONES[1]), "bfloat16")
+    case = Case(norm="layer", job="forward_backward", rows=rows, d=ONES[1], dtype="bfloat16")
     tensors = inputs(case)
     dy, dz = tensors.cotangents
     ones = tensors._replace(cotangents=(torch.ones_like(dy), dz))
-    gradients = {name: proofs.results(case, call, ones)["dbias"] for name, call in _expressions(case).items()}
-    return {name: float(dbias[(dbias - rows).abs().argmax()]) for name, dbias in gradients.items()}
+
+    def furthest(call: Call) -> float:
+        dbias = proofs.results(case, call, ones)["dbias"]
+        return float(dbias[(dbias - rows).abs().argmax()])
+
+    return _both(case, furthest)
 
 
 def bytes_saved(norm: Norm, dtype: str, job: str) -> dict[str, int]:
     """Return the bytes that autograd saves for backward by variant, without the parameters."""
-    case = _case(norm, job, SAVED, dtype)
+    case = Case(norm=norm, job=job, rows=SAVED[0], d=SAVED[1], dtype=dtype)
     tensors = inputs(case)
     parameters = nn.ParameterList(nn.Parameter(t) for t in tensors.args[2:] if t is not None)
-    return {
-        name: saved_bytes(lambda call=call: call(*tensors.args), parameters)  # type: ignore[misc]  # the default binds it
-        for name, call in _expressions(case).items()
-    }
+    return _both(case, lambda call: saved_bytes(lambda: call(*tensors.args), parameters))
 
 
 def facts(norms: Sequence[Norm], dtypes: Sequence[str]) -> Iterable[Row]:

@@ -18,7 +18,7 @@ import torch
 from addnorm.bench import environment, exactness, harness, onnx_peer, timing
 from addnorm.bench.case import Case, Document, Results, Row, by_case, grid, has, select
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.jobs import FIELDS, JOBS, NORMS, eager, inputs, moved_bytes, ours, tensor_bytes, timed, title
+from addnorm.bench.jobs import FIELDS, JOBS, NORMS, Call, eager, inputs, moved_bytes, ours, tensor_bytes, timed, title
 from addnorm.bench.targets import Target, ratio
 from addnorm.reference import Norm
 
@@ -86,26 +86,19 @@ def full_title(case: Case) -> str:
 # ------------------------------------------------------------------------------------------------------------ one case
 
 
-def variants(case: Case, compiled: bool) -> dict[str, Callable[[], Any]]:
-    """Return for each variant a function without arguments that runs it. All variants use the same tensors."""
+def variants(case: Case, compiled: bool = False) -> dict[str, Callable[[], Call]]:
+    """Return for each variant a function that makes the call, which has no arguments. All calls use the same tensors."""
     tensors = inputs(case)
     functions = {"eager": eager(case), "addnorm": ours(case)}
     if compiled and case.job not in UNCOMPILED:
         torch.compiler.reset()  # only this case's graph, without the guards of earlier ones
         functions["compile"] = torch.compile(functions["eager"], dynamic=False, fullgraph=True)
-    calls = {name: timed(call, tensors) for name, call in functions.items()}
-    if onnx_peer.applies(case):
-        try:
-            calls["onnxruntime"] = onnx_peer.bound(case, tensors)
-        except Exception as error:  # the first call raises it, so that it is in `failures`
-            calls["onnxruntime"] = partial(_fail, error)
     left, right = (t.detach() for t in tensors.args[:2] if t is not None)
-    calls["add"] = partial(torch.add, left, right, out=torch.empty_like(left))
-    return calls
-
-
-def _fail(error: Exception) -> None:
-    raise error
+    return {
+        **{name: partial(timed, call, tensors) for name, call in functions.items()},
+        "add": lambda: partial(torch.add, left, right, out=torch.empty_like(left)),
+        **({"onnxruntime": partial(onnx_peer.bound, case, tensors)} if onnx_peer.applies(case) else {}),
+    }
 
 
 def measure(case: Case, *, rounds: int, compile: bool) -> Results:  # the name of the option
@@ -114,17 +107,15 @@ def measure(case: Case, *, rounds: int, compile: bool) -> Results:  # the name o
         return _prove(case)
     plain = Case.of(vars(case), FIELDS)
     state: timing.State = getattr(case, "state", "kept")
-    calls = variants(plain, compile and getattr(case, "compiles", True))
-    alone = {name: calls.pop(name) for name in ("onnxruntime",) if name in calls}
-    settled = timing.settle_allocator(state)
-    results = timing.measure(plain, calls, rounds, may_fail=MAY_FAIL)
-    if alone:
-        time.sleep(PAUSE_SECONDS)
-        more = timing.measure(plain, alone, rounds, may_fail=MAY_FAIL)
-        results = {part: rows + more[part] for part, rows in results.items()}
-        time.sleep(PAUSE_SECONDS)
-    for row in results["rows"] if settled else []:
-        row["allocator"] = state
+    together = variants(plain, compile and getattr(case, "compiles", True))
+    alone = {name: together.pop(name) for name in ("onnxruntime",) if name in together}
+    settled = {"allocator": state} if timing.settle_allocator(state) else {}
+    results: Results = {"failures": [], "rows": []}
+    for makers in filter(None, (together, alone)):
+        calls, _, failures = timing.attempt(plain, makers, MAY_FAIL)
+        results["failures"] += failures
+        results["rows"] += [row | settled for row in timing.measure(plain, calls, rounds)]
+        time.sleep(PAUSE_SECONDS if alone else 0)
     return results
 
 
@@ -186,15 +177,16 @@ PEERS = {
 }  # fmt: skip
 
 
+STATISTICS = {"mean": (geometric_mean, ">="), "lowest": (min, ">="), "highest": (max, "<=")}
 NOISE = "never slower; 0.05 is the noise of a case"
 FIVE_TENSORS = "PyTorch's add and norm move five tensors, one call three"
 FIFTEEN_TENSORS = "PyTorch moves 11 tensors, and reads the lines of 4 before it writes them; addnorm moves 8"
 
 
-def _target(
-    name: str, peer: str, compare: str, bound: float | None, *where: Callable[[Case], bool], why: str = ""
-) -> Target:
-    statistic: Any = {"mean": geometric_mean, "lowest": min, "highest": max}[name.rpartition(": ")[2]]
+def _target(name: str, peer: str, bound: float | None, *where: Callable[[Case], bool], why: str = "") -> Target:
+    """Return a target of the statistic at the end of its name: a highest number is at most the bound, another at least."""
+    statistic: Any
+    statistic, compare = STATISTICS[name.rpartition(": ")[2]]
 
     def fits(case: Case) -> bool:
         return all(one(case) for one in where)
@@ -210,28 +202,28 @@ def targets(document: Document) -> list[Target]:
         return ADD_TENSORS * tensor_bytes(case) <= cache
 
     every = [
-        _target("forward, 128+ rows, under 32 MB: mean", "x eager", ">=", 1.67, FORWARD, BATCH, _small, why=FIVE_TENSORS),
-        _target("forward, one row: mean", "x eager", ">=", 1.25, FORWARD, has(rows=1), why="one call instead of two"),
-        _target("forward, over 32 MB: lowest", "x eager", ">=", 0.95, FORWARD, lambda case: not _small(case), why=NOISE),
-        _target("with backward, 128+ rows, under 32 MB: mean", "x eager", ">=", 1.8, BACKWARD, BATCH, _small,
+        _target("forward, 128+ rows, under 32 MB: mean", "x eager", 1.67, FORWARD, BATCH, _small, why=FIVE_TENSORS),
+        _target("forward, one row: mean", "x eager", 1.25, FORWARD, has(rows=1), why="one call instead of two"),
+        _target("forward, over 32 MB: lowest", "x eager", 0.95, FORWARD, lambda case: not _small(case), why=NOISE),
+        _target("with backward, 128+ rows, under 32 MB: mean", "x eager", 1.8, BACKWARD, BATCH, _small,
                 why=FIFTEEN_TENSORS),
-        _target("with backward: lowest", "x eager", ">=", 0.95, BACKWARD, why=NOISE),
-        _target("without options: lowest", "x eager", ">=", 0.95, WITHOUT_OPTIONS, why=NOISE),
-        _target("without options, under 32 MB: lowest", "x compile", ">=", 0.95, WITHOUT_OPTIONS, _small, why=NOISE),
-        _target("y alone, float32, 128+ rows, in cache: highest", "x add's time", "<=", 1.8,
+        _target("with backward: lowest", "x eager", 0.95, BACKWARD, why=NOISE),
+        _target("without options: lowest", "x eager", 0.95, WITHOUT_OPTIONS, why=NOISE),
+        _target("without options, under 32 MB: lowest", "x compile", 0.95, WITHOUT_OPTIONS, _small, why=NOISE),
+        _target("y alone, float32, 128+ rows, in cache: highest", "x add's time", 1.8,
                 has(job="forward", dtype="float32"), BATCH, in_cache,
                 why="both move three tensors; the statistics read each row once more, from the first cache"),
-        _target("dropout, with backward: mean", "x eager", ">=", 3.0, has(job="dropout"),
+        _target("dropout, with backward: mean", "x eager", 3.0, has(job="dropout"),
                 why="PyTorch draws, writes and reads a mask in operators of their own"),
-        _target("all options, with backward: mean", "x eager", ">=", 4.0, has(job="everything"),
+        _target("all options, with backward: mean", "x eager", 4.0, has(job="everything"),
                 why="PyTorch has an operator for each option, forward and backward"),
-        _target("in place, 4096 x 4096: lowest", "x eager", ">=", 4.0, has(job="in_place", rows=4096, d=4096),
+        _target("in place, 4096 x 4096: lowest", "x eager", 4.0, has(job="in_place", rows=4096, d=4096),
                 why="PyTorch writes two new tensors, whose pages the system clears first"),
-        _target("y into given memory, 4096 x 4096: highest", "x add's time", "<=", 1.3, has(job="reuse", rows=4096, d=4096),
+        _target("y into given memory, 4096 x 4096: highest", "x add's time", 1.3, has(job="reuse", rows=4096, d=4096),
                 why="the bytes of the add, and the noise of memory"),
-        _target("dropout and all options: mean", "x compile", ">=", None, has(job=("dropout", "everything"))),
-        _target("forward, float32: mean", "x onnxruntime", ">=", None, FORWARD),
-        _target("y into given memory, float32: mean", "x onnxruntime", ">=", None, has(job="reuse")),
+        _target("dropout and all options: mean", "x compile", None, has(job=("dropout", "everything"))),
+        _target("forward, float32: mean", "x onnxruntime", None, FORWARD),
+        _target("y into given memory, float32: mean", "x onnxruntime", None, has(job="reuse")),
     ]  # fmt: skip
     most, *fewer = sorted({row["threads"] for row in document["rows"]}, reverse=True) or [0]
 

@@ -6,12 +6,12 @@ A line of a table is a dict of texts by column. `table` makes a `Table` of a lis
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from addnorm._util.blocks import Column, Span, Table
 from addnorm._util.numbers import format_number, format_percent
 from addnorm._util.render import to_markdown
-from addnorm.bench.case import Case, Document, Row, Rows
+from addnorm.bench.case import Document, Row, Rows
 from addnorm.bench.harness import MAX_OTHERS
 from addnorm.bench.jobs import NORMS
 
@@ -26,11 +26,9 @@ def table(lines: Iterable[Line]) -> Table:
     rows = [[line.get(name, "") for name in names] for line in lines]
     columns = []
     for name, cells in zip(names, zip(*rows, strict=True), strict=True):
-        texts = [
-            text for text in (cell if isinstance(cell, str) else cell[0] for cell in cells) if text not in ("", "-")
-        ]
-        right = bool(texts) and sum(NUMBER.match(text) is not None for text in texts) > len(texts) / 2
-        columns.append(Column(name, "right" if right else "left"))
+        texts = [text for cell in cells if (text := cell if isinstance(cell, str) else cell[0]) not in ("", "-")]
+        numbers = [*filter(NUMBER.match, texts)]
+        columns.append(Column(name, "right" if 2 * len(numbers) > len(texts) else "left"))
     return Table(columns, rows)
 
 
@@ -49,17 +47,12 @@ def markdown(lines: Iterable[Line]) -> str:
     return to_markdown(table(lines)) if lines else ""
 
 
-def merge(
-    cases: Mapping[Case, Rows],
-    line: Callable[[Case], Mapping[str, str]],
-    cells: Callable[[Case, Rows], Mapping[str, str]],
-) -> list[Mapping[str, str]]:
-    """Return table lines: cases with equal `line(case)` share one line, which also has `cells(case, rows)` of all of them."""
-    lines: dict[tuple[str, ...], dict[str, str]] = {}
-    for case, rows in cases.items():
-        if some := cells(case, rows):
-            head = line(case)
-            lines.setdefault(tuple(head.values()), {**head}).update(some)
+def merge(parts: Iterable[tuple[Line, Line]]) -> list[Line]:
+    """Return table lines from pairs of a line's head and some of its cells. Pairs with equal heads share a line."""
+    lines: dict[tuple[Span, ...], dict[str, Span]] = {}
+    for head, cells in parts:
+        if cells:
+            lines.setdefault((*head.values(),), {**head}).update(cells)
     return [*lines.values()]
 
 

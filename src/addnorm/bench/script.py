@@ -104,11 +104,8 @@ def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
         if name == "device":
             parser.add_argument("--device", nargs=1, choices=DEVICES)
         elif name != "threads":
-            words = (
-                {"choices": values}
-                if isinstance(values[0], str)
-                else {"type": _positive if isinstance(values[0], int) else float}
-            )
+            kind = type(values[0])
+            words = {"choices": values} if kind is str else {"type": _positive if kind is int else float}
             parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", help="only these cases", **words)
     for name, value in benchmark.options.items():
         if value is True:

@@ -62,10 +62,10 @@ class Target(NamedTuple):
     def rows(self, cases: Mapping[Case, Rows], title: Callable[[Case], str]) -> Iterator[Row]:
         """Yield the summary rows of this target. A target without a bound has no row if no case counts."""
         for group in dict.fromkeys(Case.of(vars(case), self.by) for case in cases) if self.by else [Case()]:
-            chosen = {
-                case: self.number(rows) for case, rows in cases.items() if has(**vars(group))(case) and self.where(case)
-            }
-            numbers = {case: number for case, number in chosen.items() if number is not None}
+            numbers = {
+                case: number for case, rows in cases.items()
+                if has(**vars(group))(case) and self.where(case) and (number := self.number(rows)) is not None
+            }  # fmt: skip
             if self.statistic is None:
                 for case, number in numbers.items():
                     yield self._replace(name=self.name.replace("{}", title(case))).row(number, cells=1)

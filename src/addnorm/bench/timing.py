@@ -5,6 +5,7 @@ benchmarks/README.md has the reasons for this protocol:
 - All variants of a case run in one process, interleaved, in an order that rotates each round. A row has the median and the
   quartiles. (`torch.utils.benchmark.Timer` times one statement after the other: a drift of the machine looks like a difference.)
 - Before each timed loop the variant is called once untimed. The garbage collector is off, and runs by hand between the variants.
+- A variant that cannot be made or called is reported, and the others are measured (`attempt`).
 - The allocator is in one of two states, the same for all variants (`settle_allocator`); a row has the page faults of a call.
 """
 
@@ -12,15 +13,19 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import resource
 import statistics
+import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from timeit import timeit
 from typing import Any, Literal
 
+import torch
+
 from addnorm._util.timing import interleave, quartiles
-from addnorm.bench.case import Case, Results, Row
+from addnorm.bench.case import Case, Row, Stop
 
 State = Literal["kept", "fresh", "default"]
 Call = Callable[[], Any]
@@ -65,11 +70,58 @@ def failure(case: Case, variant: str, error: Exception) -> Row:
     return case.row(variant=variant, error=f"{type(error).__name__}: {error}"[:300])
 
 
+def attempt(
+    case: Case, makers: Mapping[str, Callable[[], Call]], may_fail: Container[str], deadline: float = math.inf
+) -> tuple[dict[str, Call], dict[str, float], list[Row]]:
+    """Make every variant and call it once. Return the calls, the seconds that each took to be ready, and the failures.
+
+    Args:
+        case: the case.
+        makers: functions that make the variants.
+        may_fail: variants that may raise. The variant is then left out, its memory is freed, and its error is a failure.
+        deadline: value of `time.monotonic` after which no variant begins, since each may compile for long.
+
+    Raises:
+        Stop: the deadline has passed.
+    """
+    calls: dict[str, Call] = {}
+    ready: dict[str, float] = {}
+    failures = []
+    for name, make in makers.items():
+        begun = time.monotonic()
+        if begun > deadline:
+            raise Stop("budget")
+        try:
+            calls[name] = make()
+            calls[name]()  # compiles, if it is compiled; starts the threads
+            wait()
+        except Exception as error:
+            calls.pop(name, None)
+            if name not in may_fail:
+                raise
+            failures.append(failure(case, name, error))
+        if name not in calls:
+            free()  # here the error no longer keeps its tensors alive
+        ready[name] = time.monotonic() - begun
+    return calls, ready, failures
+
+
+def wait() -> None:
+    """Wait for the GPU, if there is one, and raise its errors."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def free() -> None:
+    """Free the memory that a failure left: tensors in reference cycles, and the allocator's cached blocks."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def measure(
-    case: Case, calls: Mapping[str, Call], rounds: int, *, seconds: float = CELL_SECONDS, peer: str | None = None,
-    may_fail: Container[str] = (),
-) -> Results:  # fmt: skip
-    """Return a result row for each variant of a case, measured in turns, and the failures.
+    case: Case, calls: Mapping[str, Call], rounds: int, *, seconds: float = CELL_SECONDS, peer: str | None = None
+) -> list[Row]:
+    """Return a result row for each variant of a case, measured in turns.
 
     A row has the median time of a call and its quartiles in microseconds, `rounds`, and `repeats` in a loop. With a `peer` also
     `paired_ratio`, the median over the rounds of the peer's time divided by the variant's, and its 95% interval from
@@ -81,29 +133,19 @@ def measure(
         rounds: number of timed loops at most.
         seconds: duration of all rounds.
         peer: variant that the others are compared with, round by round.
-        may_fail: variants whose first call may raise: the variant is then left out, and its error is in `failures`.
     """
-    repeats: dict[str, int] = {}
-    round_seconds = 0.0
-    results: Results = {"rows": [], "failures": []}
-    for name, call in calls.items():
-        try:
-            repeats[name], turn = _calibrate(call)
-            round_seconds += turn
-        except Exception as error:
-            if name not in may_fail:
-                raise
-            results["failures"].append(failure(case, name, error))
-    fit = int(seconds / round_seconds) if repeats else 0
-    samplers = {name: partial(_sample, calls[name], repeats[name]) for name in repeats}
+    turns = {name: _calibrate(call) for name, call in calls.items()}
+    fit = int(seconds / sum(turn for _, turn in turns.values())) if turns else 0
+    samplers = {name: partial(_sample, calls[name], repeats) for name, (repeats, _) in turns.items()}
     samples = interleave(samplers, min(rounds, max(FEWEST_ROUNDS, fit)))
+    rows = []
     for name, pairs in samples.items():
         times, faults = zip(*pairs, strict=True)
-        row = case.row(variant=name, **spread(times), faults=statistics.median(faults), repeats=repeats[name])
+        row = case.row(variant=name, **spread(times), faults=statistics.median(faults), repeats=turns[name][0])
         if peer is not None:
             row |= paired_interval([theirs / ours for (theirs, _), ours in zip(samples[peer], times, strict=True)])
-        results["rows"].append(row)
-    return results
+        rows.append(row)
+    return rows
 
 
 def paired_interval(ratios: Sequence[float]) -> Row:
@@ -147,7 +189,7 @@ def _page_faults() -> int:
 
 def _calibrate(call: Call) -> tuple[int, float]:
     """Return the number of calls in a timed loop, and the seconds that one round takes."""
-    call()  # compiles, if it is compiled; starts the threads
+    call()
     once = timeit(call, number=1)
     if once < SEGMENT_MS / 1e3:  # the first ones may be slow
         once = min(timeit(call, number=1) for _ in range(5))

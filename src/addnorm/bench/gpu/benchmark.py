@@ -5,11 +5,9 @@ A variant that fails is reported, and the others are measured.
 
 from __future__ import annotations
 
-import gc
 import math
 import re
 import statistics
-import time
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from addnorm import backends
 from addnorm._util.timing import interleave
 from addnorm._util.torch_internals import keep_donated_buffers
 from addnorm.bench import environment, jobs, proofs, timing
-from addnorm.bench.case import Case, Document, Results, Stop
+from addnorm.bench.case import Case, Document, Results, Row
 from addnorm.bench.gpu import clock, plan, summary, variants
 from addnorm.bench.gpu.clock import TimedCall
 from addnorm.bench.gpu.plan import FIELDS
@@ -43,68 +41,47 @@ def measure(
         case: the case to time.
         rounds: number of samples for each variant.
         variants: names of the variants to time; None: all.
-        deadline: value of `time.monotonic` after which no variant begins, since each may compile for long; None: no deadline.
+        deadline: value of `time.monotonic` after which no variant begins; None: no deadline.
 
     Raises:
         Stop: the deadline has passed.
     """
-    results: Results = {part: [] for part in PARTS}
-    _measure_variants(case, results, rounds, variants, deadline)
-    _free(case)
-    results["copies"].append(clock.copy_rates(case.device))  # it raises if a failure has made the device unusable
-    return results
+    results = _measure_variants(case, rounds, variants, math.inf if deadline is None else deadline)
+    timing.free()
+    return {**results, "copies": [clock.copy_rates(case.device)]}  # it raises if a failure has made the device unusable
 
 
-def _free(case: Case) -> None:
-    """Free the memory that a failure left: tensors in reference cycles, and the allocator's cached blocks."""
-    gc.collect()
-    if case.device == "cuda":
-        torch.cuda.empty_cache()
-
-
-def _measure_variants(
-    case: Case, results: Results, rounds: int, requested: Sequence[str] | None, deadline: float | None
-) -> None:
-    """Prepare every variant, time the variants in turns, and add their result rows. A variant that fails is left out."""
+def _measure_variants(case: Case, rounds: int, requested: Sequence[str] | None, deadline: float) -> Results:
+    """Check every variant and time the variants in turns. A variant that fails is left out."""
     tensors = cache(partial(jobs.inputs, case, case.device))  # of all variants; too large ones fail in each
-    calls: dict[str, TimedCall] = {}
-    ready: dict[str, float] = {}
-
-    def failed(name: str, error: Exception) -> None:
-        results["failures"].append(timing.failure(case, name, error))
-
+    errors: list[Row] = []
+    makers = {
+        name: lambda name=name: check_variant(case, name, tensors(), errors)
+        for name in variants.chosen(case, requested)
+    }
     # A GPU's backward runs in another thread, where this setting does not apply; there the first backward retains its graph
     # too. The setting here keeps such graphs apart from the others in the compiler's cache.
     with keep_donated_buffers(JOBS[case.job].retained):
         torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
-        for name in variants.chosen(case, requested):
-            begun = time.monotonic()
-            if deadline is not None and begun > deadline:
-                raise Stop("budget")
-            try:
-                calls[name] = check_variant(case, name, tensors(), results)
-                calls[name]()
-                clock.wait(case.device)
-            except Exception as error:  # any error of a peer is reported, and the others are measured
-                calls.pop(name, None)
-                failed(name, error)
-            if name not in calls:
-                _free(case)  # here the error no longer keeps its tensors alive
-            ready[name] = time.monotonic() - begun
-        samplers = {name: partial(clock.sample, case.device, call) for name, call in calls.items()}
-        samples = interleave(samplers, rounds, failed=failed)
-    for name, some in samples.items():
-        row = case.row(variant=name, **clock.times(some), bytes=moved_bytes(case), ready_s=ready[name])
-        results["rows"].append(row)
+        calls, ready, failures = timing.attempt(case, makers, makers, deadline)  # any error of a peer is reported
+        samples = interleave(
+            {name: partial(clock.sample, case.device, call) for name, call in calls.items()}, rounds,
+            failed=lambda name, error: failures.append(timing.failure(case, name, error)),
+        )  # fmt: skip
+    rows = [
+        case.row(variant=name, **clock.times(some), bytes=moved_bytes(case), ready_s=ready[name])
+        for name, some in samples.items()
+    ]
+    return {"errors": errors, "failures": failures, "rows": rows}
 
 
-def check_variant(case: Case, name: str, tensors: jobs.Set, results: Results) -> TimedCall:
-    """Check a variant, add its errors to the results, and return the function to time, which runs the job."""
+def check_variant(case: Case, name: str, tensors: jobs.Set, errors: list[Row]) -> TimedCall:
+    """Check a variant, add a row with its errors, and return the function to time, which runs the job."""
     forward = VARIANTS[name].make(case)
     with torch.set_grad_enabled(JOBS[case.job].backward):
         relative, problem = proofs.check(case, forward, tensors)
     finite = {key: value if math.isfinite(value) else None for key, value in relative.items()}
-    results["errors"].append(case.row(variant=name, limits=proofs.limits(case), **finite))
+    errors.append(case.row(variant=name, limits=proofs.limits(case), **finite))
     if problem is not None:
         raise WrongError(problem)
     # With `retained` the graph is made now. At its first run `torch.compile` decides whether the backward may overwrite saved

@@ -45,12 +45,6 @@ def sample(device: str, call: TimedCall) -> Sample:
     return Sample(do_bench(call, WARM_UP_MS, SAMPLE_MS, return_mode="median") / 1e3, wall)
 
 
-def wait(device: str) -> None:
-    """Wait for the device, and raise its errors."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def times(samples: list[Sample]) -> Row:
     """Return the median and the quartiles of the device time, and the median of the call time, in microseconds."""
     device, call = ([1e6 * seconds for seconds in part] for part in zip(*samples, strict=True))
