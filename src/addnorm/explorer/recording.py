@@ -16,6 +16,7 @@ from typing import Any
 
 from addnorm._util.numbers import format_count, format_number
 from addnorm.explorer.params import shorten
+from addnorm.lab.theory import largest
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import ENDS, Balance, RecordedSite, find_statistic, suggest
 from addnorm.stream.shares import BIASES
@@ -299,15 +300,14 @@ def _wiring(known: Mapping[str, Any], is_proved: bool) -> Badge:
 def _equations(sites: Mapping[str, Mapping[str, Any]], wrong: Sequence[str]) -> Badge:
     if not sites:
         return NOT_RECORDED
-    errors = [_number(site.get("closure")) for site in sites.values()]
-    largest = math.nan if any(map(math.isnan, errors)) else max(errors)
+    error = format_number(largest([_number(site.get("closure")) for site in sites.values()]), 2)
     many = format_count(len(sites), "sublayer")
     if wrong:
         claim = f"{len(wrong)} of {many} {'does' if len(wrong) == 1 else 'do'} not close"
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-        return OPEN, claim, f"{', '.join(wrong[:NAMED])}{more}: the largest error is {format_number(largest, 2)}"
+        return OPEN, claim, f"{', '.join(wrong[:NAMED])}{more}: the largest error is {error}"
     how = "Each equation was computed again in float64 from the sublayer's output and compared with the model's stream."
-    return PROVED, f"{many} closed, relative error at most {format_number(largest, 2)}", how
+    return PROVED, f"{many} closed, relative error at most {error}", how
 
 
 def _sum(known: Mapping[str, Any]) -> Badge:

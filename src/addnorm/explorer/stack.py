@@ -38,12 +38,11 @@ def parse(params: Any) -> InitProbe:
     return InitProbe(**values | {"alpha": values["alpha"] or None, "final_norm": FINAL_NORMS[values.pop("final")]})
 
 
-def compute(flip: InitProbe) -> dict[str, Any]:
+def compute(probe: InitProbe) -> dict[str, Any]:
     """Return the measurements and the wiring's description. Numbers may be NaN or infinite."""
-    wiring = flip.wiring
-    layers = flip.sublayers // 2
+    wiring, layers = probe.wiring, probe.sublayers // 2
     return {
-        **flip.measure(),
+        **probe.measure(),
         "equation": wiring.equation(layers),
         "final_norm": wiring.ends_in_norm(layers),
         "alpha": wiring.row(0, 0, layers).a,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import groupby
 from typing import Any
 
 from addnorm.lab import theory
@@ -122,10 +123,10 @@ class Results:
             for n, wiring in sorted(keys, key=lambda key: (key[0], self.compared.index(key[1])))
         )
 
-    def by_depth(self) -> Iterator[tuple[int, tuple[Arm, ...]]]:
-        """Yield each number of layers with the `Arm`s of that depth, from the shallowest."""
-        for n in sorted({arm.num_layers for arm in self.arms}):
-            yield n, tuple(arm for arm in self.arms if arm.num_layers == n)
+    @cached_property
+    def by_depth(self) -> dict[int, tuple[Arm, ...]]:
+        """The `Arm`s by number of layers, from the shallowest."""
+        return {n: tuple(arms) for n, arms in groupby(self.arms, key=lambda arm: arm.num_layers)}
 
     @cached_property
     def at_init(self) -> list[Numbers]:

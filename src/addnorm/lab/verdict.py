@@ -55,7 +55,7 @@ def _scope(results: Results) -> Iterator[Finding]:
 
 def _ranks(results: Results) -> Iterator[Finding]:
     """Yield for each depth which wiring has the lowest loss, and with three or more seeds by how much."""
-    for n, arms in results.by_depth():
+    for n, arms in results.by_depth.items():
         if len(arms) < 2:
             continue
         best = sorted(arms, key=lambda arm: arm.best.loss())
@@ -89,7 +89,7 @@ def _ranks(results: Results) -> Iterator[Finding]:
 
 def _warm_ups(results: Results) -> Iterator[Finding]:
     """Yield for each depth which wirings gain from warm-up."""
-    for n, arms in results.by_depth():
+    for n, arms in results.by_depth.items():
         parts, numbers, criterion = [], {}, ""
         for arm in arms:
             without, with_it = arm.best_with(False), arm.best_with(True)
@@ -169,7 +169,7 @@ def _by_wiring(
         claim: function of the number of layers, the texts, each after its wiring's name, and the numbers by wiring. It returns
             the claim, or an empty text for no finding.
     """
-    for n, arms in results.by_depth():
+    for n, arms in results.by_depth.items():
         measured = {arm.wiring: one for arm in arms if (one := measure(arm)) is not None}
         texts = [f"{name} {text}" for name, (text, _) in measured.items()]
         numbers = {name: one for name, (_, one) in measured.items()}

@@ -64,8 +64,9 @@ def build_comparison_page(comparison: Comparison, facts: Mapping[str, str] | Non
         ['Learning', 'By depth: 2 layers']
     """
     sections = [Section("Learning", _LEARNING, _learning(comparison))] if comparison.runs else []
-    for n, _ in comparison.by_depth():
-        sections.append(Section(f"By depth: {format_count(n, 'layer')}", "", _trained(comparison, n)))
+    sections += [
+        Section(f"By depth: {format_count(n, 'layer')}", "", _trained(comparison, n)) for n in comparison.by_depth
+    ]
     sections += _untrained(comparison)
     sections.append(Section("Settings", "", [Facts(_settings(comparison) | dict(facts or {}))]))
     return Page(
@@ -115,7 +116,7 @@ def _findings(comparison: Comparison, *topics: str) -> list[Finding]:
 
 def _tiles(comparison: Comparison) -> dict[str, str]:
     """Return the lowest losses of the deepest models by wiring. Without runs, return how many published results hold."""
-    depths = [*comparison.by_depth()]
+    depths = [*comparison.by_depth.items()]
     if not depths:
         checks = [check for check in comparison.checks if check.holds is not None]
         return {"Published results that hold": f"{sum(bool(check.holds) for check in checks)} of {len(checks)}"}
@@ -144,7 +145,7 @@ def _parts(comparison: Comparison) -> Iterator[tuple[Comparison, str]]:
 
 def _learning(comparison: Comparison) -> list[Block]:
     candidates: list[Chart | None] = []
-    for n, _ in comparison.by_depth():
+    for n in comparison.by_depth:
         for part, suffix in _parts(comparison):
             if any(run["settings"]["num_layers"] == n for run in part.runs):
                 candidates += [charts.learning_chart(part, n, suffix), charts.training_chart(part, n, suffix)]

@@ -64,13 +64,9 @@ class Shown(NamedTuple):
         return self._replace(group=replace(self.group, runs=tuple(filter(condition, self.group.runs))))
 
 
-def _arms(comparison: Comparison, n: int) -> list[Arm]:
-    return [arm for arm in comparison.arms if arm.num_layers == n]
-
-
 def _looks(comparison: Comparison, n: int) -> list[tuple[int, Arm]]:
     """Return the arms of n layers, each with the number of its wiring's look."""
-    arms = _arms(comparison, n)
+    arms = comparison.by_depth.get(n, ())
     return [*zip(choose_looks([arm.wiring for arm in arms]), arms, strict=True)]
 
 
@@ -98,7 +94,8 @@ def best_groups(comparison: Comparison, n: int) -> list[Shown]:
     return [Shown(arm.wiring, arm.best, k, k + k // NUM_LOOKS) for k, arm in _looks(comparison, n)]
 
 
-def _steps(panels: Sequence[Panel]) -> list[float]:
+def _places(panels: Sequence[Panel]) -> list[float]:
+    """Return the places on the x axis where a series has a point."""
     return sorted({x for panel in panels for series in panel.series for x, _ in series.points})
 
 
@@ -109,7 +106,7 @@ def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Ch
     panel = Panel(
         "training loss, nats a character", series, limits, lines={"character frequencies": entropy}, height=300
     )
-    steps = _steps([panel])
+    steps = _places([panel])
     stride = -(-len(steps) // ROWS)
     kept = [step for step in steps if step in (steps[0], steps[-1]) or step % stride == 0]
     rates, seeds = comparison.protocol.rates, comparison.protocol.seeds
@@ -159,7 +156,7 @@ def training_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart |
         by_step("gradient at x_0 over x_L", lambda recorded, k: gradient_ratio({"gradient": recorded["gradient"][k]})),
         by_step("cos(token, token) at x_L", lambda recorded, k: _last(recorded["similarity"][k]), log=False),
     ]
-    steps = _steps(panels)
+    steps = _places(panels)
     if len(steps) < 2:
         return None  # the charts by depth have the first step
     chart = Chart(
@@ -185,7 +182,7 @@ def rate_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart:
             means.append(line.series([(group.lr, group.loss()) for group in groups], [""] * len(groups)))
             finite = [(g.lr, loss) for g in groups for loss in g.losses() if math.isfinite(loss)]
             seeds.append(line.series(finite)._replace(form="dots"))
-    ticks = {x: f"{x:g}" for x in sorted({group.lr for arm in _arms(comparison, n) for group in arm.groups})}
+    ticks = {x: f"{x:g}" for x in sorted({group.lr for arm in comparison.by_depth.get(n, ()) for group in arm.groups})}
     return Chart(
         f"Test loss by learning rate, {format_count(n, 'layer')}{title_suffix}",
         "Test loss after training: a dot for each seed, and a line through the means. A cross marks a rate at which a seed "
@@ -321,8 +318,7 @@ def init_chart(title: str, caption: str, numbers: Mapping[str, Mapping[str, Poin
             for k, (name, some) in looks
         ]
         panels.append(Panel(label, series, log=True if x.log else False if "cos" in label else None))
-    places = sorted({place for panel in panels for series in panel.series for place, _ in series.points})
-    names: dict[float, list[Cell]] = {place: [int(place) if x.log else f"{place:g}"] for place in places}
+    names: dict[float, list[Cell]] = {place: [int(place) if x.log else f"{place:g}"] for place in _places(panels)}
     chart = Chart(title, caption, panels, x).with_table([x.label], names, title)
     more = [series.label for series in panels[0].series[DRAWN:]]
     caption += f" Only in the table: {', '.join(more)}." if more else ""
