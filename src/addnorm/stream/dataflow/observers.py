@@ -300,7 +300,7 @@ def use_nonreentrant_checkpoints() -> Iterator[None]:
     ) -> Any:
         def contexts() -> tuple[Any, Any]:
             forward, again = context()
-            return forward, _as_observed(again) if has_dispatch_mode() else again
+            return forward, _AsObserved(again) if has_dispatch_mode() else again
 
         is_debug = len(args) > 1 and args[1]  # torch accepts no context then
         return generator(function, preserve, context if is_debug else contexts, *args, **kwargs)
@@ -321,15 +321,24 @@ def disable_checkpoints() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _as_observed(context: AbstractContextManager[Any]) -> Iterator[None]:
-    """Run the block like an observed forward: in `context`, under a dispatch mode and with a module hook, both without effect."""
-    hook = register_module_forward_pre_hook(lambda module, args: None)
-    try:
-        with context, _Unchanged():  # type: ignore[no-untyped-call]  # torch does not type it
-            yield
-    finally:
-        hook.remove()
+class _AsObserved(AbstractContextManager[None]):
+    """Context that is like an observed forward: in `context`, under a dispatch mode and with a module hook, both without effect.
+
+    It can be entered again, for each backward through the checkpoint.
+    """
+
+    def __init__(self, context: AbstractContextManager[Any]) -> None:
+        self._context, self._stack = context, ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            stack.callback(register_module_forward_pre_hook(lambda module, args: None).remove)
+            stack.enter_context(self._context)
+            stack.enter_context(_Unchanged())  # type: ignore[no-untyped-call]  # torch does not type it
+            self._stack = stack.pop_all()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._stack.__exit__(*error)
 
 
 class _Unchanged(TorchDispatchMode):
