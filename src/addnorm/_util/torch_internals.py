@@ -70,6 +70,8 @@ class _NoTensor:
 any_requires_grad = _find("torch._C._any_requires_grad", _any_requires_grad)
 # Increments the version counters of tensors that an operator wrote, so that autograd detects the change.
 increment_version = _find("torch._C._increment_version", torch.autograd.graph.increment_version)
+# The node of the graph whose backward runs, in a hook of one of its outputs.
+current_node = _find("torch._C._current_autograd_node")
 # Contexts in which operators have no gradient; the second one also leaves version counters as they are.
 BelowAutograd = _kernels_need("torch._C._AutoDispatchBelowAutograd", nullcontext)
 BelowAutogradInPlace = _kernels_need("torch._C._AutoDispatchBelowADInplaceOrView", nullcontext)

@@ -156,7 +156,8 @@ class Tokens:
     @cached_property
     def lengths(self) -> Tensor:
         """The L2 norm of each token that counts, `(n,)`."""
-        return torch.linalg.vector_norm(upcast(self.counted), dim=-1)
+        lengths: Tensor = torch.linalg.vector_norm(upcast(self.counted), dim=-1)
+        return lengths
 
     @cached_property
     def statistics(self) -> dict[str, float]:

@@ -1,13 +1,18 @@
 """Tests of `record` on models with several streams, against the coefficients of models written by hand, and against autograd."""
 
 import json
+import math
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 import addnorm
+from addnorm import wirings
 from addnorm.lab.streams import StreamsRecorder
 from addnorm.stream.record.schema import STATISTICS, find_statistic
+from addnorm.wirings.coefficients.base import CoefficientModule
 from support.expansion import record_mhc
 from support.instrumented_model import column, similarity
 from support.several_streams import FORMS, build_transformers, make_mhc
@@ -71,9 +76,113 @@ def test_gradients_are_those_of_autograd(form):
         )
 
 
-def finish(run, state, k):
+@pytest.mark.parametrize("form", FORMS)
+def test_frozen_gradients_are_those_of_detached_coefficients(form):
+    run, weights = record_mhc(form, dtype=torch.float64), torch.randn(2, 5, 16, dtype=torch.float64)
+    with addnorm.record(run.model) as rec:
+        (run.model(run.x) * weights).sum().backward()
+    whole, frozen = column(rec, "grad", "l2"), column(rec, "grad_frozen", "l2")
+    assert len(frozen) == len(run.sites)
+    for k, found in enumerate(frozen):
+        state = run.states[k + 1].clone().requires_grad_()
+        (finish(run, state, k + 1, is_detached=True) * weights).sum().backward()
+        assert found == pytest.approx(float(state.grad.flatten(-2).norm(dim=-1).mean()), rel=1e-9)
+        of_stream = float(state.grad[..., 1, :].square().mean().sqrt())
+        assert column(rec, "grad_frozen", "rms_1")[k] == pytest.approx(of_stream, rel=1e-9)
+        assert abs(found - whole[k]) > 1e-3 * found
+    assert "frozen gradient" in str(rec)
+
+
+@pytest.mark.parametrize("wiring", ["mhc", "hyper_connections", "gated_residual", "attention_residuals", "muddformer"])
+def test_frozen_gradients_of_own_stacks(wiring):
+    def record_grads(role, is_detached):
+        model, (x, weights) = encoder(wiring).double(), torch.randn(2, 2, 5, 16, dtype=torch.float64)
+        for name, p in model.stack.named_parameters():
+            if "coefficients" in name:
+                torch.nn.init.normal_(p, std=0.3)
+        for module in model.modules():
+            if is_detached and isinstance(module, CoefficientModule):
+                module.register_forward_hook(lambda module, args, out: tree_map_only(torch.Tensor, torch.detach, out))
+        with addnorm.record(model) as rec:
+            (model(x.requires_grad_()) * weights).sum().backward()
+        return {(row.site, row.statistic): row.value for row in rec.table() if row.role == role}
+
+    frozen, whole = record_grads("grad_frozen", False), record_grads("grad", False)
+    assert frozen == pytest.approx(record_grads("grad", True), rel=1e-5)
+    assert frozen != pytest.approx(whole, rel=1e-3)
+
+
+def test_frozen_gradients_leave_those_of_the_model_alone():
+    run, weights = record_mhc("stacked"), torch.randn(2, 5, 16)
+
+    def step():
+        run.model.zero_grad()
+        x = (run.x.clone().requires_grad_() * 1.0).requires_grad_()
+        x.retain_grad()
+        y = run.model(x)
+        y.retain_grad()
+        (y * weights).sum().backward()
+        return [x.grad, y.grad, *(p.grad for p in run.model.parameters())]
+
+    before = step()
+    with addnorm.record(run.model) as rec:
+        recorded = step()
+    assert len(column(rec, "grad_frozen", "l2")) == 4
+    assert all(torch.equal(a, b) for a, b in zip(before, recorded, strict=True))
+
+
+def test_frozen_gradients_through_checkpoints():
+    class Checkpointed(torch.nn.Module):
+        def __init__(self, site):
+            super().__init__()
+            self.site, self.fault, self.coefficients = site, site.fault, site.coefficients
+
+        def branch(self, read):
+            return checkpoint(self.site.branch, read, use_reentrant=False)
+
+    run, weights = record_mhc("stacked"), torch.randn(2, 5, 16)
+    found = []
+    for wrap in (lambda site: site, Checkpointed):
+        run.model.layers = torch.nn.ModuleList(torch.nn.ModuleList(map(wrap, layer)) for layer in run.model.layers)
+        with addnorm.record(run.model) as rec:
+            (run.model(run.x) * weights).sum().backward()
+        found.append([column(rec, role, "rms") for role in ("grad", "grad_frozen")])
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 4
+
+
+@pytest.mark.parametrize("wiring", ["siamese_norm", "pre_ln", "hyper_connections(dynamic=False)"])
+def test_fixed_coefficients_have_no_frozen_gradient(wiring):
+    name, _, options = wiring.partition("(")
+    model = encoder(getattr(wirings, name)(dynamic=False) if options else name)
+    with addnorm.record(model) as rec:
+        model(torch.randn(2, 5, 16)).square().sum().backward()
+    assert rec.series("grad", "l2")
+    assert not any(row.role == "grad_frozen" for row in rec.table())
+    assert "frozen" not in str(rec)
+
+
+def test_frozen_gradient_of_a_model_with_two_results_is_left_out():
+    run = record_mhc("stacked")
+    stack, seen = run.model.stack, []
+    run.model.stack = lambda X: seen.append(stack(X)) or seen[-1]
+    forward = run.model.forward
+    run.model.forward = lambda x: (forward(x), seen[1] * 1.0)
+    with addnorm.record(run.model) as rec:
+        y, early = run.model(run.x)
+        (y.square().sum() + early.square().sum()).backward()
+    assert rec.series("grad", "l2")
+    assert not rec.series("grad_frozen", "l2")
+    assert "returns more" in rec.metadata["omitted"]["gradients with frozen coefficients"]
+
+
+def finish(run, state, k, is_detached=False):
     """Return the output of the same model whose streams before sublayer k are `state`, `(B, T, n, d)`."""
     model = make_mhc().double()
+    if is_detached:
+        read, write = model.read, model.write
+        model.read = lambda X, c: read(X, c.detach())
+        model.write = lambda X, a, b, w: write(X, a.detach(), b.detach(), w)
     sites = [site for layer in model.layers for site in layer]
     model.layers, model.start = torch.nn.ModuleList([torch.nn.ModuleList(sites[k:])]), lambda x: state
     return model(run.x)
@@ -149,8 +258,24 @@ def test_a_forward_that_overflows_does_not_end_the_recording(size):
     with addnorm.record(model) as rec:
         for scale in (1.0, size, 1.0):
             model(torch.randn(2, 5, 16) * scale).square().sum().backward()
-    assert rec.steps == (0, 2)
-    assert "forward 1 is not recorded" in rec.metadata["note"]
+    assert rec.steps == (0, 1, 2)
+    assert "forward 1 is only in part recorded" in rec.metadata["note"]
+    assert not rec.series("matrices", "forward", step=1)
+    assert len(column(rec, "out", "rms", 1)) == len(column(rec, "out", "rms", 2)) == 4
+    bad = {(spike.role, spike.statistic) for spike in rec.spikes() if spike.step == 1}
+    assert {("out", "rms"), ("out", "rms_3"), ("in", "l2")} <= bad
+    assert {spike.step for spike in rec.spikes()} == {1}
+    assert rec.balances["streams"].amounts
+
+
+def test_numbers_of_a_forward_that_overflows_are_those_of_its_streams():
+    run = record_mhc("stacked")
+    with addnorm.record(run.model) as rec:
+        run.model(run.x)
+        run.model(run.x * 1e30)
+    assert "equations do not close" in rec.balances["streams"].reason
+    assert column(rec, "out", "max", 1)[0] == pytest.approx(1e30 * float(run.x.abs().max()), rel=1e-2)
+    assert math.isinf(column(rec, "out", "rms", 1)[0])
 
 
 @pytest.mark.parametrize("wiring", ["siamese_norm", "x0_residual", "gated_mix"])

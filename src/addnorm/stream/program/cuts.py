@@ -233,12 +233,17 @@ def _list_uses(spine: Spine) -> _Uses:
 
 def find_coefficient_ops(spine: Spine) -> list[Op]:
     """Return the operators that compute the coefficients of relevant values."""
-    starts: list[Value] = []
+    return find_leaves(spine, list_coefficients(spine))[1]
+
+
+def list_coefficients(spine: Spine) -> list[Value]:
+    """Return the coefficients of relevant values: operands that are not carried, other than those of norms."""
+    found: dict[Value, None] = {}
     for value in spine.relevant:
         carried = list_carried_inputs(spine.carrier, value)
         if carried and value.op is not None and value.norm is None:
-            starts += [other for other in value.op.inputs if other not in carried]
-    return find_leaves(spine, starts)[1]
+            found.update(dict.fromkeys(other for other in value.op.inputs if other not in carried))
+    return [*found]
 
 
 def find_leaves(spine: Spine, operands: Sequence[Value]) -> tuple[list[Value], list[Op]]:

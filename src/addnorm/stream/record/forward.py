@@ -23,7 +23,7 @@ from addnorm.stream.record import statistics
 from addnorm.stream.record.gradients import GradientHooks, StateGradients
 from addnorm.stream.record.probes import Leaves, NormProbe, Probes, SiteProbe, StateProbe, WriteProbe, find_observable
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.sample import TokenSample
+from addnorm.stream.record.sample import UNSAMPLED, TokenSample
 from addnorm.stream.tokens import MaskError, OmittedError, TokenMask, Tokens, upcast
 
 
@@ -72,6 +72,10 @@ class Forward:
         """Return the addresses of the observed operators that did not run, or not as in the inspected forward."""
         return [address for address, op in self._ops.items() if self.mode.is_uncertain(op)]
 
+    def release(self) -> None:
+        """Release the tensors that wait for a later observer. Hooks of their graph refer to this forward."""
+        raise NotImplementedError
+
     def check_masks(self) -> None:
         """Check that the mask of each stream fits some state of it."""
         wrong = [error for name, error in self.mask_errors.items() if name not in self.masked]
@@ -115,7 +119,7 @@ class Forward:
             if isinstance(error, MaskError) and stream:
                 self.mask_errors.setdefault(stream, error)
             if is_sampled:
-                self.samples[stream].refuse(error)
+                self.samples[stream].refuse(f"{UNSAMPLED}: {error}")
             if what:
                 self.omit(what, str(error))
 
@@ -145,7 +149,7 @@ class StreamForward(Forward):
     def __init__(self, *args: Any) -> None:
         self._pending: dict[int, Tokens] = {}  # states, by their ids, until the last write to each is compared with it
         self._operands: dict[WriteProbe, dict[Value, Any]] = {}  # a write and its scales, None until they are computed
-        self._last: tuple[Any, Any] = None, None  # the key of the last tensor that was arranged, and its tokens
+        self._last: tuple[object, Tokens] | None = None  # the key of the last tensor that was arranged, and its tokens
         super().__init__(*args)
 
     def list_observers(self) -> Iterator[tuple[Value, Observer]]:
@@ -166,6 +170,12 @@ class StreamForward(Forward):
                 yield from ((use, partial(self._on_used_scale, write, scale)) for scale, use in uses)
         for norm in self.probes.norms:
             yield norm.norm.x, partial(self._on_norm, norm)
+
+    def release(self) -> None:
+        """Release the tensors that wait for a later observer."""
+        self._pending.clear()
+        self._operands.clear()
+        self._last = None
 
     # Observers: the model's operators call them with their outputs.
 
@@ -197,7 +207,7 @@ class StreamForward(Forward):
 
         The observers of a value are called one after the other. So a value with several roles is measured once.
         """
-        if self._last[0] != (stream, key):
+        if self._last is None or self._last[0] != (stream, key):
             self._last = (stream, key), Tokens.arrange(tensor.detach(), layout, self.tokens[stream])
             self.masked.add(stream)
         return self._last[1]

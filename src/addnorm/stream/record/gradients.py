@@ -10,11 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from addnorm._util.torch_internals import current_node
 from addnorm.stream.dataflow.graph import PARAMETER, Value
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_sharded, local_part
 from addnorm.stream.record.probes import Probes
@@ -37,6 +39,8 @@ class StateGradients:
         new: for each stream whether no earlier state has it. The gradient of another one is that of its uses before this state
             too.
         expected: the new values that have a gradient.
+        role: the role of the gradients in the recording.
+        frozen: the gradients at the same state with frozen coefficients, if they are recorded too.
     """
 
     values: Sequence[Value]
@@ -44,7 +48,9 @@ class StateGradients:
     arrange: Callable[[Sequence[Tensor]], Tokens]
     new: Sequence[bool] = (True,)
     expected: set[Value] = field(default_factory=set)
-    _received: dict[Value, Tensor] = field(default_factory=dict)
+    role: str = "grad"
+    frozen: StateGradients | None = None
+    _received: dict[Value, Tensor] = field(default_factory=dict, init=False)
 
     def add(self, value: Value, grad: Tensor) -> Iterator[tuple[str, float]]:
         """Add a gradient; with the last one, yield the statistics."""
@@ -74,6 +80,9 @@ class GradientHooks:
         accumulated: record the gradient that a parameter has after the backward, not that of the backward alone.
         gathered: measure whole gradients of sharded parameters, not the part of this process.
 
+    Gradients with frozen coefficients are those of a second backward, from the gradient of the last read, in which computed
+    coefficients pass none on. It runs as soon as that gradient arrives, when nothing below it is freed yet.
+
     A sharded parameter takes no part in the backward: FSDP reduces the gradients of gathered parameters, and sets `.grad`. These
     are read when the backward has ended.
     """
@@ -81,6 +90,7 @@ class GradientHooks:
     def __init__(self, recording: Recording, accumulated: bool, gathered: bool) -> None:
         self.recording, self.accumulated, self.gathered = recording, accumulated, gathered
         self.step: int | None = None  # of the running backward
+        self._is_frozen = False  # whether it is the second one, with frozen coefficients
         self._leaves: MutableMapping[Tensor, Any] = WeakTensorKeyDictionary()  # with the handles of their hooks
         self._parameters: dict[Key, tuple[nn.Parameter, Any]] = {}  # likewise
         self._sharded: dict[Key, nn.Parameter] = {}
@@ -124,6 +134,17 @@ class GradientHooks:
             self._leaves[tensor] = handle
         return True
 
+    def add_coefficient(self, tensor: Tensor) -> None:
+        """Register a hook that passes no gradient on from a coefficient while coefficients are frozen."""
+        if tensor.requires_grad:
+            tensor.register_hook(lambda grad: torch.zeros_like(grad) if self._is_frozen else None)
+
+    def add_end(self, tensor: Tensor, states: Sequence[Tensor], step: int) -> None:
+        """Register a hook on the last read that runs the backward with frozen coefficients, to values of earlier states."""
+        states = [state for state in states if state.requires_grad]
+        if tensor.requires_grad and states:
+            tensor.register_hook(partial(self._on_end, ref(tensor), tensor.output_nr, states, step))
+
     def end_backward(self) -> None:
         """Mark that no backward of a recorded step runs."""
         self.step = None
@@ -137,21 +158,43 @@ class GradientHooks:
         self._parameters.clear()
         self._sharded.clear()
 
-    def _on_state(self, state: StateGradients, value: Value, step: int, placements: Any, grad: Tensor) -> None:
+    def _enter(self, step: int) -> None:
         if self.step is None:
             self._begin_backward()
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
         # A backward of several steps is that of the last.
         self.step = step if self.step is None else max(step, self.step)
+
+    def _on_state(self, state: StateGradients, value: Value, step: int, placements: Any, grad: Tensor) -> None:
+        if self._is_frozen:
+            if state.frozen is None:
+                return
+            state = state.frozen
+        self._enter(step)
         self._waiting[state] = step
         self._record_state(state, step, state.add(value, local_part(grad, placements)))
+
+    def _on_end(self, end: ref[Tensor], output: int, states: Sequence[Tensor], step: int, grad: Tensor) -> None:
+        if self._is_frozen:
+            return
+        self._enter(step)
+        # The tensor itself would be a part of its own graph, which Python could not free.
+        edge = torch.autograd.graph.GradientEdge(current_node(), output)
+        kept = [(t, t.grad) for t in (end(), *states) if t is not None and t.retains_grad]
+        self._is_frozen = True
+        try:
+            torch.autograd.grad([edge], states, [grad], retain_graph=True, allow_unused=True)
+        finally:
+            self._is_frozen = False
+            for t, before in kept:  # the second backward is none of the model's
+                t.grad = before
 
     def _record_state(self, state: StateGradients, step: int, statistics: Iterator[tuple[str, float]]) -> None:
         with torch.no_grad(), suppress(OmittedError):  # as for the state itself, where the reason is recorded
             for name, number in [*statistics]:
                 self._waiting.pop(state, None)
                 for site in state.leaving:
-                    self.recording.add(step, site, "grad", name, number)
+                    self.recording.add(step, site, state.role, name, number)
 
     def _on_parameter(self, key: Key, grad: Tensor | None) -> None:
         if grad is None or self.step is None:  # the backward of a forward that is not recorded

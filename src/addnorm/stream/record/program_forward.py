@@ -1,6 +1,7 @@
 """Statistics of one forward of a model with several streams, from a run of its own that was captured before.
 
-The coefficients are other ones in each forward, so the matrices are measured anew. Gradients are observed in the forward itself.
+The coefficients are other ones in each forward, so the matrices are measured anew. Gradients are observed in the forward itself,
+and so are the streams where the equations of the captured run do not close.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +23,10 @@ from addnorm.stream.record.forward import Forward
 from addnorm.stream.record.gradients import StateGradients
 from addnorm.stream.record.program_probes import NAME, OTHER_TOKENS, ProgramProbe, ProgramProbes, list_norms
 from addnorm.stream.record.program_sample import ProgramSample
+from addnorm.stream.record.sample import Sample
 from addnorm.stream.record.statistics import rstd_statistics, write_statistics
 from addnorm.stream.shares import source_shares
-from addnorm.stream.tokens import MaskError, OmittedError, Tokens
+from addnorm.stream.tokens import OmittedError, Tokens
 
 
 class ProgramForward(Forward):
@@ -31,25 +34,66 @@ class ProgramForward(Forward):
 
     probes: ProgramProbes
 
+    def __init__(self, *args: Any) -> None:
+        self._values: dict[Value, Tensor] = {}  # of the states
+        super().__init__(*args)
+
     def list_observers(self) -> Iterator[tuple[Value, Observer]]:
         """Measure the captured run, and yield the values of the states, each with an observer of its gradient."""
         probes = self.probes
         probes.tokens = self.tokens[NAME]
-        with torch.no_grad():
-            try:
+        if probes.is_released:
+            self.samples[NAME] = Sample((), 0.0)
+            self.samples[NAME].refuse("the equations do not close in the last step")
+        with torch.no_grad(), self.omitting("", NAME):
+            if not probes.is_released:
                 self._measure()
                 self.samples[NAME] = ProgramSample(probes.program, probes.find_mask(0))
-            except MaskError as error:
-                self.mask_errors[NAME] = error
-        probes.flow.release_tensors()
+        coefficients: list[Value] = []
+        if self.gradients is not None:
+            with self.omitting("gradients with frozen coefficients"):
+                coefficients = probes.find_coefficients()
+        self._is_measured = not probes.is_released
+        probes.release_tensors()
         before: set[Value] = set()
         for k, (state, leaving) in enumerate(zip(probes.program.spine.states, probes.leaving, strict=True)):
             new = [value not in before for value in state for _ in range(probes.program.carrier.order(value)[2])]
             gradients = StateGradients(state, leaving, partial(self._arrange_gradients, k), new)
-            for value in state if leaving and not self.mask_errors else ():
-                if value not in before:
+            gradients.frozen = replace(gradients, role="grad_frozen") if coefficients else None
+            for value in state:
+                if value not in before and leaving and not self.mask_errors:
                     yield value, partial(self.add_gradient, gradients, value)
+                if value not in before and (coefficients or not self._is_measured):
+                    yield value, partial(self._on_value, value)
             before.update(state)
+        for value in coefficients:
+            yield value, self._on_coefficient
+        if coefficients:
+            yield probes.program.spine.end, self._on_end
+
+    def release(self) -> None:
+        """Release the tensors that wait for a later observer."""
+        self._values.clear()
+
+    def _on_value(self, value: Value, tensor: Tensor) -> None:
+        """Keep a value of a state. Measure the states that are complete with it, if those of the captured run were not."""
+        self._values[value] = tensor
+        for k, state in enumerate(self.probes.program.spine.states):
+            if self._is_measured or value not in state or not self._values.keys() >= {*state}:
+                continue
+            with torch.no_grad(), self.omitting(f"the streams at depth {k}", NAME):
+                if any(self._values[other].shape != other.shape for other in state):
+                    raise OmittedError(OTHER_TOKENS)
+                self._measure_state(k, [self._values[other].detach() for other in state])
+
+    def _on_coefficient(self, tensor: Tensor) -> None:
+        if (gradients := self.gradients) is not None:
+            self.mode.deferred.append(lambda: gradients.add_coefficient(tensor))
+
+    def _on_end(self, tensor: Tensor) -> None:
+        if (gradients := self.gradients) is not None:
+            values = [value for value in self._values.values() if value is not tensor]
+            self.mode.deferred.append(lambda: gradients.add_end(tensor, values, self.step))
 
     def _arrange_gradients(self, k: int, grads: Sequence[Tensor]) -> Tokens:
         program = self.probes.program
@@ -61,14 +105,17 @@ class ProgramForward(Forward):
     def _measure(self) -> None:
         """Measure the states, the sublayers and the norms of the captured run."""
         probes, program = self.probes, self.probes.program
-        entering = {probe.k: [probe.index] for probe in probes.sites}
         for k, state in enumerate(program.spine.states):
-            arranged = probes.arrange(self._join(state), k, by_stream=True)
-            self.put_state(entering.get(k, []), probes.leaving[k], arranged)
+            self._measure_state(k, [value.tensor.detach() for value in state])
         for probe in probes.sites:
             self._measure_site(probe)
         if program.final_norm is not None:
             self._put_norms(len(probes.recorded) - 1, "norm_final", len(program.sites), [program.final_norm])
+
+    def _measure_state(self, k: int, tensors: Sequence[Tensor]) -> None:
+        entering = [probe.index for probe in self.probes.sites if probe.k == k]
+        streams = join_streams(self.probes.program.carrier, self.probes.program.spine.states[k], tensors)
+        self.put_state(entering, self.probes.leaving[k], self.probes.arrange(streams, k, by_stream=True))
 
     def _measure_site(self, probe: ProgramProbe) -> None:
         site, index, k = probe.site, probe.index, probe.k

@@ -10,12 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from addnorm._util.jsonio import to_jsonable
-from addnorm.stream.dataflow.graph import Flow
+from addnorm.stream.dataflow.arithmetic import is_view
+from addnorm.stream.dataflow.graph import DATA, Flow, Value, walk
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sublayers import find_parameters
 from addnorm.stream.layout.dimensions import Part
 from addnorm.stream.layout.mixing import Mixing
 from addnorm.stream.layout.token_layout import Piece, TokenLayout
+from addnorm.stream.program.cuts import find_coefficient_ops, list_coefficients
 from addnorm.stream.program.naming import identify
 from addnorm.stream.program.result import Program, ProgramSite
 from addnorm.stream.record.probes import describe_site, format_norms
@@ -55,12 +57,13 @@ class ProgramProbes:
         recorded: the sites of the recording.
         leaving: for each state of the program the recorded sites after which it is.
         tokens: mask of the tokens that count; all by default.
+        is_released: whether the tensors of the run are released, since it was measured.
     """
 
     def __init__(self, program: Program, flow: Flow, layers: Iterable[int] | None) -> None:
         self.program, self.flow = program, flow
         self.streams = {NAME: program}
-        self.tokens = TokenMask()
+        self.tokens, self.is_released = TokenMask(), False
         self.recorded = [RecordedSite("x_0", "", "start", None, NAME)]
         self.sites: list[ProgramProbe] = []
         self.leaving: list[list[int]] = [[0], *([] for _ in program.sites)]
@@ -81,6 +84,11 @@ class ProgramProbes:
     def num_layers(self) -> int:
         """The number of layers of the model."""
         return self.program.num_layers
+
+    def release_tensors(self) -> None:
+        """Release the tensors of the run; where its values are, and of what they are made, remains."""
+        self.flow.release_tensors()
+        self.is_released = True
 
     def find_layout(self, k: int) -> TokenLayout:
         """Return the layout of state k as `(*tokens, features)`.
@@ -118,6 +126,38 @@ class ProgramProbes:
         sizes = layout.shape[:-1] if len(streams) == math.prod(layout.shape) else (len(streams),)
         t = streams.reshape(*sizes, streams.shape[1] * streams.shape[2])
         return Tokens(t, mask, layout, streams=by_stream * streams.shape[1])
+
+    def find_coefficients(self) -> list[Value]:
+        """Return the coefficients that operators compute from the streams.
+
+        Raises:
+            OmittedError: the gradient with frozen coefficients cannot be told from the other one.
+        """
+        spine = self.program.spine
+
+        def reads_streams(value: Value) -> bool:
+            inputs = walk([value], lambda v: [] if v in spine.relevant or v.op is None else v.op.inputs)
+            return bool(value.kind & DATA) and not spine.relevant.isdisjoint(inputs)
+
+        def leave_fused(value: Value) -> Value:
+            while value.op is not None and value.op.whole is not None and is_view(value.op):
+                value = value.op.inputs[0]
+            return value
+
+        found = [leave_fused(value) for value in list_coefficients(spine) if reads_streams(value)]
+        steps = {value.op for value in spine.relevant if value.op is not None}
+        has_keys = any("attention" in op.traits and op.args[1] in self.program.carrier.used[op] for op in steps)
+        if has_keys or any(value in spine.relevant or (value.op and value.op.whole) for value in found):
+            raise OmittedError("an operator computes coefficients of the streams and multiplies the streams by them")
+        steps.update(find_coefficient_ops(spine))
+        steps |= {op.whole for op in steps if op.whole is not None}
+        if not all(op in steps or op.whole in steps for value in found for op in value.users):
+            raise OmittedError("a coefficient has other uses")
+        results = [value for value in self.flow.list_results() if value.tensor.is_floating_point()]
+        others = walk(results, lambda v: [] if v is spine.end or v.op is None else v.op.inputs)
+        if found and not spine.relevant.isdisjoint(v for v in others if v is not spine.end):
+            raise OmittedError("the model returns more than what it computes from the last read")
+        return found
 
     def describe(self, mode: str) -> dict[str, Any]:
         """Return what a recording keeps of the program, as JSON types and with the names of `Probes.describe`."""

@@ -39,7 +39,7 @@ class ProgramSample(Sample):
                 self.writes.append([(site.id, self._take(site.write.value))])
                 self.equations.append([self._freeze(part, [*site.state, site.write.value]) for part in site.sums])
         except OmittedError as error:
-            self.reason = self.reason or str(error)
+            self.refuse(str(error))
 
     def _take(self, value: Value) -> Tensor:
         """Return the sampled tokens of a carried value, `(tokens, n, d)` in float64."""

@@ -76,7 +76,9 @@ def record(
             of this process. Statistics of the stream are always those of the tokens of this process.
 
     With several streams, or computed coefficients, statistics are those of all streams together; "rms_0", ... are those of each.
-    Every recorded forward then runs once more before, with its activations in memory, to measure its matrices: use `every`.
+    Every recorded forward then runs once more before, with its activations in memory, to measure its matrices: use `every`. Where
+    coefficients are computed from the streams, "grad_frozen" is the gradient with these coefficients detached: norms and sublayers
+    pass it on as they are. It takes a second backward through the model, in which hooks on its tensors are called too.
 
     A sharded model communicates in its forward, and `record` runs it once more: enter the block in all processes. A process that
     is alone in the block raises an error after 30 seconds, before it communicates.
@@ -183,7 +185,8 @@ class _Recorder:
         self._gradients = GradientHooks(self.recording, accumulate != 1, gather)
         self._steps = StepCounter(self.model, accumulate)
         self._probes: dict[Any, Probes] = {}
-        self._programs: set[Any] = set()  # the kinds of forwards that are those of a residual program
+        # By the kind of forward that has a residual program: the shapes of the inputs, and the last program.
+        self._programs: dict[Any, tuple[Any, ProgramProbes]] = {}
         self._key: Any = None  # of the forward
         self._forward: Forward | None = None
         self._samples: Mapping[str, Sample] = {}
@@ -218,11 +221,14 @@ class _Recorder:
         shapes = tuple(t.shape for t in tensors)
         if known is None or known.is_stale(shapes, self.masks is not None):
             if (probes := self._find_probes(args, kwargs, shapes)) is None:
+                of_shapes, probes = self._programs.get(self._key, (None, None))
+                probes = probes if of_shapes == shapes else None
                 self._note(
-                    f"forward {self._steps.forwards - 1} is not recorded: the equations of the first do not close in it, as "
-                    "where numbers overflow or a layer is skipped"
+                    f"forward {self._steps.forwards - 1} {'is not' if probes is None else 'is only in part'} recorded: the "
+                    "equations of the first do not close in it, as where numbers overflow or a layer is skipped"
                 )
-                return None
+                if probes is None:
+                    return None
             self.recording.metadata.setdefault("inputs", format_inputs(args, kwargs))
         assert probes is not None
         check_mask_streams(self.masks, probes.streams)
@@ -242,6 +248,7 @@ class _Recorder:
         """Finish the recording of a forward."""
         forward, self._forward = self._forward, None
         assert forward is not None
+        forward.release()
         if missed := forward.list_missed():  # other operators ran: the next forward is inspected again
             self._probes.pop(self._key, None)
             path, call, *_ = min(missed)
@@ -323,7 +330,7 @@ class _Recorder:
                 "first: record models or inputs whose sublayers differ one by one."
             )
         if isinstance(probes, ProgramProbes):
-            self._programs.add(self._key)
+            self._programs[self._key] = shapes, probes
         return probes
 
     def _inspect(self, args: Any, kwargs: dict[str, Any]) -> tuple[Flow, Inspection | None, Any]:
@@ -350,8 +357,8 @@ class _Recorder:
             )
         if is_edited(self.model):
             raise RuntimeError(
-                "record is called inside addnorm.ablate or scale_write with a model of several streams, expected outside: it "
-                "measures the whole model."
+                "record is called inside addnorm.ablate or scale_write with a model of several streams, expected outside, as the "
+                "run that it measures is that of the whole model: set the weights of the sublayer's last projection to 0."
             )
 
 

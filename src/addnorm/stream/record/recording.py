@@ -36,12 +36,14 @@ COLUMNS = (
     SummaryColumn("cosine", "write", "cosine"),
     SummaryColumn("similarity", "out", "similarity"),
     SummaryColumn("gradient", "grad", "l2"),
+    SummaryColumn("frozen gradient", "grad_frozen", "l2"),
     SummaryColumn("weight gradient", "params", "grad_l2"),
 )
 NOTE = (
     "stream rms: after the sublayer; cosine: between write and stream; similarity: between tokens; "
     "gradient: its norm at the stream; weight gradient: its norm over the sublayer's weights."
 )
+FROZEN_NOTE = " frozen gradient: the gradient with the computed A, B and C as constants."
 EMPTY = "Nothing is recorded: call the model while the recorder is open, in its `with` block."
 UNDEFINED = "-"
 LONE_NOTE = " -: no sequence has two tokens that are not zero."
@@ -166,7 +168,7 @@ class Recording(Rendered, Measurements):
         yield Table(
             [*headings, *(Column(heading, "right", drop="last") for heading in columns)],
             rows,
-            caption=NOTE + LONE_NOTE * bool(alone),
+            caption=NOTE + FROZEN_NOTE * (COLUMNS[5].heading in columns) + LONE_NOTE * bool(alone),
         )
         if statistics := self._list_stream_statistics():
             yield from build_statistics(statistics)

@@ -38,6 +38,7 @@ from addnorm.stream.shares import (
 from addnorm.stream.tokens import OmittedError, Tokens
 
 BYTES = 64 * 2**20  # that the sample of one stream takes
+UNSAMPLED = "a state or write of the stream cannot be sampled"
 TOKENS = 64  # in any sample, and at once in the arithmetic
 
 
@@ -141,10 +142,14 @@ class Sample:
         among = torch.arange(len(rows), device=rows.device) if mask is None else mask.nonzero().reshape(-1)
         self.counted, most = among.numel(), max(TOKENS, BYTES // size)
         if not self.counted:
-            self.reason = self.reason or "no token counts"
+            self.refuse("no token counts")
         if self.counted > most:
             among = among[torch.arange(most, device=among.device) * self.counted // most]
         return among
+
+    def refuse(self, reason: str) -> None:
+        """Note why there is no memory map, unless a reason is noted already."""
+        self.reason = self.reason or reason
 
     def compute(self) -> tuple[MemoryMap | None, Balance]:
         """Return the memory map and the balance; without a map, the balance has the reason."""
@@ -268,11 +273,7 @@ class TokenSample(Sample):
             try:
                 self._kept[key] = self._copy_sampled(tokens, isinstance(key, Value))
             except OmittedError as error:
-                self.refuse(error)
-
-    def refuse(self, error: OmittedError) -> None:
-        """Store why the memory map cannot be computed."""
-        self.reason = self.reason or f"a state or write of the stream cannot be sampled: {error}"
+                self.refuse(f"{UNSAMPLED}: {error}")
 
     def _copy_sampled(self, tokens: Tokens, is_state: bool) -> Tensor:
         ordered = tokens.sort()

@@ -104,6 +104,8 @@ ROLES = {
     "norm_out": "the norm of the stream after the add",
     "norm_final": "the norm after the last sublayer",
     "grad": "the gradient of the loss at the stream after the sublayer, g = ∂loss/∂x'",
+    "grad_frozen": "the same with the computed A, B and C of several streams as constants, ĝ: without what passes through their "
+    "computation; recorded where some are computed",
     "params": "the parameters θ of the sublayer",
     "matrices": "the matrices C, A and B of a sublayer of several streams, as they are in this step",
 }
@@ -119,7 +121,7 @@ class Statistic(NamedTuple):
     reciprocal_of: str = ""  # for a derived statistic: the recorded statistic
 
 
-_SYMBOLS = {"in": "x", "read": "r", "raw": "f(r)", "write": "w", "out": "x'", "grad": "g"}
+_SYMBOLS = {"in": "x", "read": "r", "raw": "f(r)", "write": "w", "out": "x'", "grad": "g", "grad_frozen": "ĝ"}
 _NORMS = ("norm_in", "norm_branch", "norm_out", "norm_final")
 _RSTD = "1 / √(variance + eps)"
 
@@ -168,11 +170,13 @@ STATISTICS = (
     Statistic("matrices", "spread_B", "the same of B", "mean_i sd_t(b_i)"),
 )  # fmt: skip
 # Statistics of several streams together that are recorded for each of them too: "rms_0" is that of the first stream.
-BY_STREAM = {*((role, name) for role in ("in", "out", "grad") for name in ("l2", "rms", "max")), ("write", "share")}
+BY_STREAM = {*((role, name) for role in ("in", "out", "grad", "grad_frozen") for name in ("l2", "rms", "max")),
+             ("write", "share")}  # fmt: skip
 
 # Labels of axes, and the limits of those that do not follow the values.
 AXIS_LABELS = {
-    ("grad", "l2"): "‖∂loss / ∂stream‖", ("params", "grad_l2"): "‖∂loss / ∂parameters‖",
+    ("grad", "l2"): "‖∂loss / ∂stream‖", ("grad_frozen", "l2"): "‖∂loss / ∂stream‖ with A, B, C frozen",
+    ("params", "grad_l2"): "‖∂loss / ∂parameters‖",
     ("write", "ratio"): "‖write‖ / ‖stream‖", ("write", "cosine"): "cos(write, stream)",
     ("out", "similarity"): "cos(token, token)",
 }  # fmt: skip
