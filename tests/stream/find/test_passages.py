@@ -7,18 +7,20 @@ from torch.nn import functional as F
 import addnorm
 from addnorm import inspect
 from addnorm.stream.find.passages import MOVED
+from addnorm.stream.find.reasons import SCALED_TOKENS, SECOND, SHIFTED
+from addnorm.stream.find.remarks import SCALED_END
 from support.random_models.changes import GUARDS, MASKS, MOVES, written
 from support.stream_steps import D, make_steps, noise
 
 X = 2 * noise(2, 5, D)
 
 
-def place(between=None, residual=None, write=None, branch=None, end=None):
+def place(between=None, residual=None, write=None, branch=None, end=None, read=None):
     """Return a pre-LN forward with a function at one place."""
 
     def run(m, x):
         for k in range(4):
-            f = m.branch(k, x)
+            f = m.branch(k, read(x) if read else x)
             f = write(m.bare(f)) if write else branch(f) if branch else f
             x = (residual(x) if residual and k == 2 else x) + f
             x = between(x) if between and k == 1 else x
@@ -32,18 +34,26 @@ def check_refused(inspection):
     assert not any(stream.wiring for stream in inspection.streams)
 
 
-# A new stream begins after `unfold`, and the one before it may be named.
-UNFOLD = {"unfold": lambda x: x.unfold(-1, 2, 2).transpose(-1, -2).flatten(-2)}
-
-
-@pytest.mark.parametrize("change", (MOVES | UNFOLD).values(), ids=MOVES | UNFOLD)
-def test_inspect_refuses_features_that_change_place(change):
-    inspection = inspect(place(between=change), X)
+@pytest.mark.parametrize("size", [(2, 5), (2, 8)], ids=["", "as many tokens as features"])
+@pytest.mark.parametrize("change", MOVES.values(), ids=MOVES)
+def test_inspect_refuses_features_that_change_place(change, size):
+    inspection = inspect(place(between=change), noise(*size, D))
     assert not inspection.closes
     assert inspection.streams[-1].wiring is None
 
 
-@pytest.mark.parametrize("at", ["residual", "write", "end"])
+@pytest.mark.parametrize("spread", [
+    lambda x: x.unfold(-1, 2, 2).mT, lambda x: x.contiguous().as_strided((2, 8, 2, 8), (128, 16, 1, 2)),
+    lambda x: x[..., torch.arange(16).view(8, 2).T], lambda x: torch.stack((x[..., ::2], x[..., 1::2]), -2),
+], ids=["unfold", "as_strided", "index", "stack"])  # fmt: skip
+def test_inspect_finds_norm_of_features_in_two_dimensions(spread):
+    inspection = inspect(place(between=lambda x: spread(x).flatten(-2)), noise(2, 8, D))
+    assert [site.row.norm_in for site in inspection.sites] == [True] * 4
+    assert {unknown.reason for unknown in inspection.unknown} >= {MOVED}
+    assert not any(stream.wiring for stream in inspection.streams)
+
+
+@pytest.mark.parametrize("at", ["residual", "write", "read", "end"])
 def test_inspect_refuses_moved_features_at_all_places(at):
     inspection = inspect(place(**{at: MOVES["channel shuffle"]}), X)
     assert (inspection.wiring, inspection.closes) == ("unknown", False)
@@ -69,6 +79,11 @@ def test_inspect_follows_tokens_that_change_place(name):
     assert (inspection.wiring, inspection.closes, len(inspection.sites)) == ("pre_ln", True, 4)
 
 
+def test_inspect_refuses_add_to_another_token():
+    inspection = inspect(place(residual=lambda x: x.roll(1, 1)), X)
+    assert [unknown.reason for unknown in inspection.unknown] == [SHIFTED]
+
+
 @pytest.mark.parametrize("name", MASKS)
 def test_inspect_refuses_masks_computed_from_stream(name):
     check_refused(inspect(place(between=MASKS[name]), X))
@@ -84,11 +99,27 @@ def test_inspect_notes_constant_mask_of_tokens(mask):
     assert [site.notes for site in inspection.sites] == [(), ("the stream is masked by token",), (), ()]
 
 
+@pytest.mark.parametrize("at", ["between", "residual", "end"])
+def test_inspect_refuses_numbers_of_tokens_on_the_stream(at):
+    inspection = inspect(place(**{at: lambda x: x * torch.linspace(0.1, 1, 5)[:, None]}), X)
+    if at == "end":
+        assert inspection.streams[0].remarks == (SCALED_END,)
+    else:
+        assert [unknown.reason for unknown in inspection.unknown] == [SCALED_TOKENS]
+
+
 def test_inspect_remarks_on_tokens_chosen_by_stream():
     inspection = inspect(place(between=lambda x: x.gather(1, x[..., :1].argsort(1).expand_as(x))), X)
     assert inspection.streams[0].remarks == (
         "its tokens are chosen or ordered by what is computed from the stream itself (gather)",
     )
+
+
+@pytest.mark.parametrize("at", ["between", "residual"])
+def test_inspect_notes_which_value_is_multiplied(at):
+    inspection = inspect(place(**{at: lambda x: x * (torch.arange(5) < 3)[:, None]}), X)
+    notes = [note for site in inspection.sites for note in site.notes]
+    assert notes == [f"the {'stream' if at == 'between' else 'residual'} is masked by token"]
 
 
 def test_inspect_counts_mean_of_random_mask():
@@ -127,10 +158,38 @@ def test_inspect_refuses_caps_that_bind(cap, at):
 def test_inspect_follows_features_of_channels_first():
     run = place(between=lambda x: x.transpose(1, 2).contiguous().transpose(1, 2).roll(1, 1))
     assert inspect(run, noise(2, D, D)).wiring == "pre_ln"  # as many tokens as features
-    run = place(between=lambda x: x.transpose(1, 2).roll(1, 1).transpose(1, 2))
-    assert inspect(run, noise(2, D, D)).wiring == "unknown"
+    for change in (
+        lambda x: x.transpose(1, 2).roll(1, 1).transpose(1, 2),
+        lambda x: x.contiguous().as_strided(x.shape, (D * D, 1, D)),  # tokens in the place of features
+    ):
+        assert inspect(place(between=change), noise(2, D, D)).wiring == "unknown"
 
 
 def test_decompose_follows_idle_guards():
     parts = addnorm.decompose(place(between=lambda x: F.hardtanh(x, -99, 99)), X)
     assert parts.closure < 1e-5
+
+
+def test_inspect_follows_features_in_two_dimensions():
+    def run(m, x):
+        x = x.unflatten(-1, (2, -1))
+        for k in range(4):
+            x = x + m.branch(k, x.flatten(-2)).unflatten(-1, (2, -1))
+        return m.last(x.flatten(-2))
+
+    inspection = inspect(make_steps(run), X)
+    assert (inspection.wiring, inspection.closes, len(inspection.sites)) == ("pre_ln", True, 4)
+    assert inspection.streams[0].final_norm.path == "last"
+    assert addnorm.verify(inspection, wiring="pre_ln")
+
+
+def test_inspect_refuses_streams_in_halves_of_the_features():
+    def run(m, x):
+        a, b = x.chunk(2, -1)
+        for k in (0, 2):
+            a = a + m.branch(k, b)
+            b = b + m.branch(k + 1, a)
+        return torch.cat((a, b), -1)
+
+    inspection = inspect(make_steps(run), torch.cat((X, 2 * X), -1))
+    assert [unknown.reason for unknown in inspection.unknown] == [SECOND]

@@ -7,6 +7,7 @@ and the operators are run again on the numbers. A norm of a mean of tokens, or o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -146,12 +147,12 @@ def _find_tokens(labels: Tensor, state: Value) -> frozenset[int] | None:
     # An element without a label (0) was joined to the token. It gets the largest label of the token.
     first = torch.where(has_own, rows, rows.amax(-1, keepdim=True)) - 1
     places = torch.unravel_index(first, state.shape)
-    for axis, size in enumerate(state.shape):
-        others = [place for k, place in enumerate(places) if k != axis]
-        if size == rows.shape[-1] and all(bool((place == place[:, :1]).all()) for place in others):
-            strides = torch.empty(state.shape, device="meta").stride()
-            return frozenset((first[:, 0] - places[axis][:, 0] * strides[axis]).tolist())
-    return frozenset()
+    axes = [k for k, place in enumerate(places) if not bool((place == place[:, :1]).all())]
+    if math.prod(state.shape[k] for k in axes) != rows.shape[-1]:
+        return frozenset()
+    strides = torch.empty(state.shape, device="meta").stride()
+    offset = sum(places[k][:, 0] * strides[k] for k in axes)
+    return frozenset((first[:, 0] - offset).tolist())
 
 
 def select_norm(candidates: Sequence[NextNorm], regions: Regions) -> tuple[NextNorm, bool]:

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from addnorm.stream.dataflow.graph import Op, Value
-from addnorm.stream.layout.dimensions import covers_features
+from addnorm.stream.dataflow.arithmetic import is_view
+from addnorm.stream.dataflow.graph import PARAMETER, Op, Value, walk
+from addnorm.stream.layout.dimensions import find_axis
 
 Kind = Literal["layer", "rms", "scale", "own"]
 # How eps is applied: added to the mean square ("square"), added to its root ("root"), or as lower bound of the root ("bound").
@@ -86,7 +87,20 @@ class Norm:
     @property
     def is_whole(self) -> bool:
         """Whether the norm covers all features of a token, not only those of one attention head, for example."""
-        return covers_features(self.x)
+        return self.y.norm is self
+
+    @property
+    def is_projected(self) -> bool:
+        """Whether a product with a parameter sums over all the normalized features."""
+        views = walk([self.y], lambda v: [out for op in v.users if is_view(op) for out in op.outputs])
+        products = [
+            (view, op) for view in views for op in view.users if not op.traits.isdisjoint(("linear", "product"))
+        ]
+        summed = [
+            (view, len(view.shape) - (2 if op.name != "linear" and op.args[-1] is view else 1))
+            for view, op in products if any(v.kind == PARAMETER for v in op.inputs)
+        ]  # fmt: skip
+        return any(find_axis(view, self.y, axis) == len(self.y.shape) - 1 for view, axis in summed)
 
     def denominator(self, x: Tensor) -> Tensor:
         """Return the number by which the (centred) features of each token are divided: `(*, d)` -> `(*, 1)`."""

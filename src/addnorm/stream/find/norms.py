@@ -19,6 +19,7 @@ from addnorm.reference import compute_dtype
 from addnorm.stream.dataflow.graph import Flow, Op
 from addnorm.stream.find.decomposed_norms import NormFinder, match_affine
 from addnorm.stream.find.norm import Norm
+from addnorm.stream.layout.dimensions import covers_features
 
 MAX_ROUNDINGS = 64  # tolerance in round-offs of the model's dtype: the order of casts differs
 FUSED = {name: kind for kind in KINDS for name in KINDS[kind].operators}
@@ -45,6 +46,11 @@ def find_norms(flow: Flow, proven: bool = True) -> list[Norm]:
     for norm in finder.list_own(norms) if proven else ():
         match_affine(norm)
         _add(norm, norms, proven)
+    # Two dimensions hold the features together if other norms, or a product, have this width.
+    widths = {norm.x.shape[-1] for norm in norms if norm.is_whole or norm.is_projected}
+    for norm in norms:
+        if norm.y.norm is None and norm.x.shape[-1] in widths and covers_features(norm.x, joined=True):
+            _set_norm(norm)
     return sorted(norms, key=lambda norm: norm.y.index)
 
 
@@ -54,10 +60,15 @@ def _add(norm: Norm, norms: list[Norm], proven: bool) -> None:
     if norm.error > 1.0:
         return
     norms.append(norm)
-    if norm.is_whole:
-        norm.y.norm = norm
-        for step in norm.ops:
-            step.norms = (*step.norms, norm)
+    if covers_features(norm.x):
+        _set_norm(norm)
+
+
+def _set_norm(norm: Norm) -> None:
+    """Set `Value.norm` and `Op.norms` of a norm that covers all features of a token."""
+    norm.y.norm = norm
+    for step in norm.ops:
+        step.norms = (*step.norms, norm)
 
 
 def _measure_error(norm: Norm) -> float:

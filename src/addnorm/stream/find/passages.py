@@ -20,9 +20,11 @@ from torch import Tensor
 from addnorm.stream.dataflow.arithmetic import get_number, is_ancestor, list_carried, match_factor
 from addnorm.stream.dataflow.graph import Op, Value, walk
 from addnorm.stream.dataflow.replay import move_labels
+from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.stream_layout import StreamLayout
+from addnorm.stream.find.sublayers import Sublayer
 
 MOVED = "features of the stream are moved, cut or replaced on the way, which no row expresses"
 CLAMPED = "values of the stream are clamped or replaced on the way, which no row expresses"
@@ -62,6 +64,7 @@ def _check_passages(chain: Chain, layout: StreamLayout) -> list[Passage]:
         passage = Passage(first, width) if k else _pass_start(chain, layout, axes)
         if k:
             axes = passage.pass_norms(chain.adds[k - 1].out, chain.norms_out[k - 1], add.x, axes)
+            passage.check_reads(add, sublayers, axes)
             axes = passage.pass_ops(add.x, add.residual_path.ops, axes)
         for sublayer in sublayers:
             if sublayer.norm is not None:
@@ -78,14 +81,16 @@ def _pass_start(chain: Chain, layout: StreamLayout, axes: Axes) -> Passage:
     for group in _list_groups(add.x.shape, layout.width, axes[1]):
         passage = Passage(add.out, layout.width)
         if passage.pass_ops(add.x, add.residual_path.ops, group) == axes and MOVED not in passage.reasons:
-            break
+            return passage
+    passage.reasons.setdefault(MOVED)
     return passage
 
 
 def keeps_features(chain: PlacedChain, state: Value, target: Value) -> bool:
     """Return whether the tokens of `state` that `target`, a later value, contains are whole, with their features in order."""
-    passage = Passage(chain.adds[0].out, chain.layout.width)
-    passage.pass_norms(state, (), target, _list_groups(state.shape, chain.layout.width, chain.layout.axis)[0])
+    passage, layout = Passage(chain.adds[0].out, chain.layout.width), chain.layout.of(state)
+    axis = chain.layout.axis if layout is None else layout.features[-1] - len(state.shape)
+    passage.pass_norms(state, (), target, _list_groups(state.shape, chain.layout.width, axis)[0])
     return MOVED not in passage.reasons
 
 
@@ -133,6 +138,13 @@ class Passage:
             labels = self._move(op, {carried: labels.expand(shape)}, source)
             value = op.outputs[0]
         return self._locate(labels, axes)
+
+    def check_reads(self, add: Add, sublayers: Sequence[Sublayer], axes: Axes) -> None:
+        """Check that norms of the residual, whose features have the dimensions `axes`, have the features in the last one."""
+        norms = [norm for sublayer in sublayers for norm in sublayer.reads.norms if add.read is add.x]
+        for norm in norms:
+            if self.width > 1 and Passage(self.first, self.width).pass_norms(add.x, (), norm.x, axes)[1] != -1:
+                self.reasons.setdefault(MOVED)
 
     def _pass(self, source: Value, target: Value, axes: Axes) -> Axes:
         """Check the operators from `source` to `target`, and return the dimensions of the features in `target`."""
@@ -197,10 +209,15 @@ class Passage:
 
 
 def _list_groups(shape: Sequence[int], width: int, last: int) -> list[Axes]:
-    """Return all groups of adjacent dimensions whose sizes multiply to `width`, first the groups that end at dimension `last`."""
+    """Return the groups of adjacent dimensions whose sizes multiply to `width`, first those that end at dimension `last`.
+
+    No group of several dimensions begins or ends with one of size 1.
+    """
     groups = []
     for end in (last, *range(-1, -1 - len(shape), -1)):
-        starts = range(end, -1 - len(shape), -1)
+        starts = [
+            start for start in range(end, -1 - len(shape), -1) if start == end or 1 not in (shape[start], shape[end])
+        ]
         groups += [(start, end) for start in starts if math.prod(shape[start : end + 1 or None]) == width]
     return [*dict.fromkeys(groups)] or [(-1, -1)]
 

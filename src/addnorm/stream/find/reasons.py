@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from addnorm._util.numbers import format_count
@@ -11,12 +12,13 @@ from addnorm.stream.dataflow.arithmetic import (
     is_move,
     list_carried,
     match_factor,
+    strip_moves,
     strip_views,
 )
 from addnorm.stream.dataflow.graph import Flow, Op, Value, walk
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.passages import PlacedChain
+from addnorm.stream.find.passages import MOVED, PlacedChain, keeps_features
 from addnorm.stream.find.sublayers import Sublayer, has_zero_factor
 from addnorm.stream.find.unexplained import (
     GATED,
@@ -39,6 +41,7 @@ BESIDE = "x' = N(x) + f(x): the sublayer reads the stream before the norm of the
 BOTH = "the sublayer reads the stream both with and without a norm"
 SCALED = "the stream is multiplied by a factor after its norm, which no row expresses"
 BY_TOKEN = "a learned factor has a value for each token, not for each feature"
+SCALED_TOKENS = "the stream is multiplied by a number for each token, which no row expresses"
 BY_FEATURE = "a factor from the model's inputs has a value for each feature, not for each token"
 HIDDEN_IN = "a norm reads the stream after other steps than the row's: a factor, a mask, a sum, another norm"
 HIDDEN_OUT = "the output is normalized, and multiplied by a gate or moved before it is added, which no row expresses"
@@ -47,6 +50,7 @@ NEGATED = "the stream changes its sign, x' = -x + ..., which no wiring does"
 SEVERAL_KINDS = "the sublayer reads the stream through norms of different kinds, and a row has one norm"
 STALE = "what is added was computed from an earlier state of the stream, not from the one to which it is added"
 IN_A_ROW = "the sublayer reads the output of another one, and both are added at once: neither one after the other nor in parallel"
+SHIFTED = "the residual passes an operator that moves tokens or features, but not what the sublayer reads"
 PROJECTED = "the output is multiplied by a norm of the stream, or added to one, which no row expresses"
 
 PARALLEL = "the state of another stream is added, which was computed from this one before: branches that run beside it"
@@ -91,12 +95,15 @@ def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:
     is_branch = sublayer.role == "branch"
     is_other_state = _is_other_state(sublayer)
     norms = (*reads.norms, *chain.norms_out[k])
+    is_shifted = add.is_cut and math.prod(strip_moves(add.x).shape) == math.prod(add.x.shape)
     reasons = {
         TWICE: _adds_twice(sublayer, inner),
-        SECOND: not is_other_state and _reads_other_stream(sublayer, inner),
+        SECOND: not is_other_state and _reads_other_stream(chain, sublayer, inner),
         PARALLEL: is_other_state and any(is_ancestor(a.x, sublayer.raw) for a in chain.adds[: k + 1]),
         **dict.fromkeys(add.reasons, True),
-        PARTIAL: add.is_cut or PARTIAL in add.reasons,
+        PARTIAL: (add.is_cut and not is_shifted) or PARTIAL in add.reasons,
+        SHIFTED: is_shifted,
+        MOVED: not all(keeps_features(chain, add.read, norm.x) for norm in reads.norms),
         **dict.fromkeys(of_passage, True),
         OTHER_AXIS: not all(map(chain.layout.normalizes_features, norms)),
         BESIDE: (add.branch_input is not None and not add.is_cut)
@@ -110,6 +117,7 @@ def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:
         PROJECTED: len(reads.norms) > 1 and _carries_norm(sublayer),
         BY_FEATURE: any(_is_by_feature(chain, sublayer, factor) for factor in others),
         BY_TOKEN: any(_is_by_token(chain, factor) for factor in factors),
+        SCALED_TOKENS: any(map(scales_tokens, (*add.residual_path.factors, *chain.list_factors_after(k), *late))),
         CONSTANTS: any(map(_is_constant_vector, factors)),
         BOTH: reads.norms and reads.direct,
         SCALED: num_norms and any(factor.kind in ("constant", "learned") for factor in late),
@@ -139,6 +147,12 @@ def _is_by_feature(chain: PlacedChain, sublayer: Sublayer, factor: Factor) -> bo
     features = chain.layout.find_features(sublayer, out)
     shape = (*(1,) * (len(out.shape) - len(mask)), *mask)
     return shape[-1] != 1 if features is None else any(shape[d] != 1 for d in features)
+
+
+def scales_tokens(factor: Factor) -> bool:
+    """Return whether a factor has a number for each token that is neither 0 nor 1."""
+    mask = factor.value.tensor if factor.kind == "mask" and factor.value is not None else None
+    return mask is not None and not bool(((mask == 0) | (mask == 1)).all())
 
 
 def _is_constant_vector(factor: Factor) -> bool:
@@ -192,10 +206,11 @@ def _adds_twice(sublayer: Sublayer, inner: Sequence[Add]) -> bool:
     return True
 
 
-def _reads_other_stream(sublayer: Sublayer, inner: Sequence[Add]) -> bool:
+def _reads_other_stream(chain: PlacedChain, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
     """Return whether the sublayer depends on its stream only through adds to another stream."""
     add = sublayer.add
-    others = {other.op for other in inner if other.previous is not None and not is_ancestor(add.read, other.x)}
+    apart = [other for other in inner if not is_ancestor(add.read, other.x)]
+    others = {other.op for other in apart if other.previous is not None or is_ancestor(chain.adds[0].x, other.x)}
     others |= add.other_ops
     return bool(others) and not is_ancestor(add.read, sublayer.raw, without=others)
 

@@ -18,6 +18,7 @@ from addnorm.stream.find.inspection import Site, Stream
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import PlacedChain, format_guard
+from addnorm.stream.find.reasons import scales_tokens
 from addnorm.stream.find.sublayers import Sublayer, list_parameters
 from addnorm.stream.find.unexplained import list_carried_values
 from addnorm.wirings.spec import Wiring
@@ -29,6 +30,7 @@ ROLES = {
 FROM_START = "an injection: computed from the start of the stream"
 SCALED_START = "the norm of the embedding is multiplied by a factor"
 SCALED_END = "the end of the stream is multiplied by a factor before the final norm"
+MISSING = "a residual connection may be missing"
 SHIFTED = (
     "layers begin with the norm of the residual, z = N(x), x' = z + f(z): this norm is on the stream, as in post-LN, and belongs "
     "to the row of the sublayer before it"
@@ -38,12 +40,13 @@ SHIFTED = (
 def remark_on_sublayer(chain: PlacedChain, sublayer: Sublayer) -> list[str]:
     """Return remarks on a sublayer: properties that its row does not express."""
     k, add, reads = sublayer.place, sublayer.add, sublayer.reads
-    factors = (*sublayer.write_path.factors, *add.residual_path.factors)
     late = chain.adds[k + 1].late_factors if k + 1 < len(chain.adds) else []
     after = [*chain.list_factors_after(k), *(factor for factor in late if factor.kind == "mask")]
-    notes = [*_describe_factors("the write", factors), *_describe_factors("the stream", after)]
+    places = {"write": sublayer.write_path.factors, "residual": add.residual_path.factors, "stream": after}
+    notes = [note for what, factors in places.items() for note in _describe_factors(f"the {what}", factors)]
     if chain.passages[k + 1].is_masked and "the stream is masked by token" not in notes:
         notes.append("the stream is masked by token")
+    factors = (*places["write"], *places["residual"])
     noises = [factor.value for factor in factors if factor.kind == "noise" and factor.value is not None]
     if any(get_noise_mean(noise) is None for noise in noises):
         notes.append("the operators do not show the mean of the noise; 1 is assumed")
@@ -67,15 +70,14 @@ def _describe_factors(what: str, factors: Sequence[Factor]) -> Iterator[str]:
     """Yield remarks on random factors and on factors from the model's inputs. `what` names the tensor that they multiply."""
     noise = [factor for factor in factors if factor.kind == "noise"]
     if any(map(_is_dropout, noise)):
-        yield "dropout" if what == "the write" else "dropout of the stream"
+        yield "dropout" if what == "the write" else f"dropout of {what}"
     if not all(map(_is_dropout, noise)):
         yield f"{what} is multiplied by random numbers"
-    masks = [factor.value.tensor for factor in factors if factor.kind == "mask" and factor.value is not None]
-    are_masks = [bool(((mask == 0) | (mask == 1)).all()) for mask in masks]
-    if any(are_masks):
+    masks = [factor for factor in factors if factor.kind == "mask" and factor.value is not None]
+    if not all(map(scales_tokens, masks)):
         yield f"{what} is masked by token"
-    if not all(are_masks):
-        yield f"{what} is multiplied by a number for each token, which the model's inputs give"
+    if any(map(scales_tokens, masks)):
+        yield f"{what} is multiplied by a number for each token"
 
 
 def _is_dropout(factor: Factor) -> bool:
@@ -95,7 +97,7 @@ def remark_on_stream(
         norms and _ran_inside(norms[0], after) and not _ran_inside(norms[0], add) for norms, add, after in pairs
     )
     remarks = [SHIFTED] * is_shifted
-    if any(f.kind == "learned" or (f.kind == "constant" and f.number != 1.0) for f in chain.final_factors):
+    if any(f.kind == "learned" or scales_tokens(f) or f.number != 1.0 for f in chain.final_factors):
         remarks.append(SCALED_END)
     after = chain.next_norm
     if after is not None and after.is_partial:
@@ -254,9 +256,7 @@ def remark_on_start(
             continue
         if not is_ancestor(end, x_0, without=ops):
             what = f"what {path} computes from the end of {other.name}"
-            return [
-                f"it begins with {what} and does not add to it, as {similar} does: a residual connection may be missing"
-            ]
+            return [f"it begins with {what} and does not add to it, as {similar} does: {MISSING}"]
     return []
 
 

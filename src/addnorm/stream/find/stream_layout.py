@@ -81,9 +81,9 @@ class StreamLayout:
         return None if layout is None else layout.features
 
     def normalizes_features(self, norm: Norm) -> bool:
-        """Return whether a norm normalizes the features, not the tokens; True if that is not known."""
+        """Return whether a norm normalizes all features, not the tokens; True if that is not known."""
         dims = trace(norm.x, self._dims, self._roots)
-        return not dims or all(map(self._is_feature, dims[-1]))
+        return not dims or (norm.x.shape[-1] == self.width and all(map(self._is_feature, dims[-1])))
 
     def find_entry(self, k: int) -> Value:
         """Return the state before add `k` as the view that has a batch dimension: x_0 may be a parameter that is expanded.
@@ -142,7 +142,8 @@ class StreamLayout:
         start = self._dims[operand] = self._roots.start(operand.shape)
         self._dims[first] = relate(first, operand, start) or self._roots.start(first.shape)
         for add in self.chain.adds:
-            if trace(add.x, self._dims, self._roots) is None:
+            dims = trace(add.x, self._dims, self._roots)
+            if dims is None or any(part.root == ANONYMOUS for dim in dims for part in dim):
                 self._is_continuous = False
                 self._dims[add.x] = self._roots.start(add.x.shape)
             operand = add.residual_path.terms[0].value

@@ -177,6 +177,7 @@ class _Search:
         Yield an `Unexplained` where it continues another stream, or begins in a sum that no `Row` describes.
         """
         start, width = self.chains[k].adds[0], self.chains[k].layout.width
+        operand = start.residual_path.terms[0].value
         todo = [(start.x, True)]
         seen: set[tuple[Value, bool]] = set()
         while todo:
@@ -188,7 +189,7 @@ class _Search:
             is_outside = op not in self.inner and op not in self.path
             if other != k:
                 is_same = self.chains[other].layout.width == width
-                if not (is_moved and is_same and keeps_features(self.chains[other], value, start.x)):
+                if not (is_moved and is_same and keeps_features(self.chains[other], value, operand)):
                     yield Unexplained(start.op, CONTINUED if is_same else RESIZED, frozenset((k, other)))
             elif op is None:
                 continue

@@ -145,8 +145,11 @@ def find_axis(value: Value, source: Value, axis: int) -> int | None:
     return root if root < len(source.shape) and source.shape[root] == parts[0].size else None
 
 
-def covers_features(value: Value) -> bool:
-    """Return whether the last axis of a view is a whole axis of its source: all features of a token, not those of one head."""
+def covers_features(value: Value, joined: bool = False) -> bool:
+    """Return whether the last axis of a view is a whole axis of its source: all features of a token, not those of one head.
+
+    With `joined`, several whole axes are features too, as in a stream `(batch, tokens, heads, features)`.
+    """
     source = strip_views(value)
     first = value  # view of the source
     while first is not source and first.op is not None and first.op.inputs[0] is not source:
@@ -155,8 +158,9 @@ def covers_features(value: Value) -> bool:
         source = first  # a matrix product, viewed with several dimensions in place of its rows
     dims = _follow_views(value, source)
     roots = {part.root for part in dims[-1] if part.size > 1} if dims else set()
-    is_whole = all(root < len(source.shape) and source.shape[root] == value.shape[-1] for root in roots)
-    return dims is not None and len(roots) < 2 and is_whole
+    sizes = [source.shape[root] for root in roots if root < len(source.shape)]
+    is_whole = len(sizes) == len(roots) and math.prod(sizes) == (value.shape[-1] if roots else 1)
+    return dims is not None and is_whole and (joined or len(roots) < 2)
 
 
 # Dimensions of values that are computed from others.
