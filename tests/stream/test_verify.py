@@ -135,6 +135,17 @@ def test_skip_is_named_and_an_unproven_model_does_not_agree():
     assert "not proven" in str(alone)
 
 
+def test_missing_residual_does_not_agree():
+    def run(m, x):
+        for k in range(4):
+            x = m.branch(k, x) + (0 if k == 2 else x)
+        return m.last(x)
+
+    found = addnorm.verify(make_steps(run), torch.randn(2, 5, 16), wiring="pre_ln")
+    assert not found
+    assert "mlps.2 computes from the end" in str(found)
+
+
 def test_wrong_arguments_are_refused():
     model, x = make_model("pre_ln"), torch.randn(1, 2, D)
     with pytest.raises(TypeError, match="model is an Inspection, whose run has the inputs already"):

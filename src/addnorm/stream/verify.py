@@ -21,6 +21,7 @@ from addnorm._util.render import Rendered
 from addnorm.stream.dataflow.graph import DATA, NOISE, Value
 from addnorm.stream.deviations import MAX_SITES, Deviation, compare_models, compare_wirings, group_differences
 from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.find.remarks import MISSING
 from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.inspect import inspect, inspect_run
 from addnorm.stream.program.cuts import find_leaves
@@ -206,7 +207,9 @@ def _judge(
     reason = next(filter(None, map(_explain_numbers, states)), "") if found else ""
     if reason:
         return Verification(wiring, inspection, (), unproven=(Unknown("", reason), *inspection.unknown))
-    return Verification(wiring, inspection, found, unproven=inspection.unknown)
+    remarks = [Unknown(stream.name, remark) for stream in inspection.streams for remark in stream.remarks]
+    missing = [remark for remark in remarks if remark.reason.endswith(MISSING)]
+    return Verification(wiring, inspection, found, unproven=(*inspection.unknown, *missing))
 
 
 def _explain_numbers(state: Tensor) -> str:
