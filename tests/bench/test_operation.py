@@ -170,7 +170,9 @@ def test_large_cases_are_measured_in_both_states_and_few_threads_uncompiled(monk
     monkeypatch.setattr(timing, "settle_allocator", lambda state="kept": states.append(state) or True)
     monkeypatch.setattr(timing, "measure", measure)
     monkeypatch.setattr(
-        operation, "variants", lambda case, compiled: {name: lambda: int for name in ("add", *["compile"] * compiled)}
+        operation,
+        "variants",
+        lambda case, with_compiler: {name: lambda: int for name in ("add", *["compile"] * with_compiler)},
     )
     sizes = ((8, 768), (8192, 768), (4096, 4096))
     some = bench.matrix(("layer",), ("float32",), sizes, jobs=("forward",), threads=2)

@@ -18,7 +18,20 @@ import torch
 from addnorm.bench import environment, exactness, harness, onnx_peer, timing
 from addnorm.bench.case import Case, Document, Results, Row, by_case, grid, has, select
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.jobs import FIELDS, JOBS, NORMS, Call, eager, inputs, moved_bytes, ours, tensor_bytes, timed, title
+from addnorm.bench.jobs import (
+    FIELDS,
+    JOBS,
+    NORMS,
+    Call,
+    compiled,
+    eager,
+    inputs,
+    moved_bytes,
+    ours,
+    tensor_bytes,
+    timed,
+    title,
+)
 from addnorm.bench.targets import Target, ratio
 from addnorm.reference import Norm
 
@@ -86,13 +99,12 @@ def full_title(case: Case) -> str:
 # ------------------------------------------------------------------------------------------------------------ one case
 
 
-def variants(case: Case, compiled: bool = False) -> dict[str, Callable[[], Call]]:
+def variants(case: Case, with_compiler: bool = False) -> dict[str, Callable[[], Call]]:
     """Return for each variant a function that makes the call, which has no arguments. All calls use the same tensors."""
     tensors = inputs(case)
     functions = {"eager": eager(case), "addnorm": ours(case)}
-    if compiled and case.job not in UNCOMPILED:
-        torch.compiler.reset()  # only this case's graph, without the guards of earlier ones
-        functions["compile"] = torch.compile(functions["eager"], dynamic=False, fullgraph=True)
+    if with_compiler and case.job not in UNCOMPILED:
+        functions["compile"] = compiled(case)
     left, right = (t.detach() for t in tensors.args[:2] if t is not None)
     return {
         **{name: partial(timed, call, tensors) for name, call in functions.items()},

@@ -62,7 +62,6 @@ def _measure_variants(case: Case, rounds: int, requested: Sequence[str] | None, 
     # A GPU's backward runs in another thread, where this setting does not apply; there the first backward retains its graph
     # too. The setting here keeps such graphs apart from the others in the compiler's cache.
     with keep_donated_buffers(JOBS[case.job].retained):
-        torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
         calls, ready, failures = timing.attempt(case, makers, makers, deadline)  # any error of a peer is reported
         samples = interleave(
             {name: partial(clock.sample, case.device, call) for name, call in calls.items()}, rounds,

@@ -13,11 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-import torch
-
 from addnorm.bench.case import Case
 from addnorm.bench.environment import version_of
-from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, eager, ours
+from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, compiled, eager, ours
 
 
 class Variant(NamedTuple):
@@ -36,11 +34,6 @@ class Variant(NamedTuple):
     limits: Mapping[str, Callable[[Case], bool]] = {}
     package: str | None = None
     module: str | None = None
-
-
-def compiled(case: Case) -> Call:
-    """Return `eager`, compiled for the case's own size: the best that Inductor can do, since nothing is symbolic."""
-    return torch.compile(eager(case), dynamic=False, fullgraph=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ libraries
