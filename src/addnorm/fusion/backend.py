@@ -25,12 +25,14 @@ from addnorm.fusion.benchmark import NodeTimer, measure_share
 from addnorm.fusion.call_proof import prove_calls
 from addnorm.fusion.encoder import expand_encoder_layers
 from addnorm.fusion.fused_call import choose_casting
-from addnorm.fusion.graph import PathOf, entered, source_of, trace_graph
+from addnorm.fusion.graph import PathOf, TracedGraph, entered, source_of, trace_graph
 from addnorm.fusion.match import Boundary, Match, match_sum
 from addnorm.fusion.pattern import find_matches
-from addnorm.fusion.rewrite import insert_fused_call, read_written_values
+from addnorm.fusion.rewrite import erase_unused, insert_fused_call, insert_streams_call, read_written_values
+from addnorm.fusion.streams import StreamMatch, find_stream_matches
 from addnorm.fusion.tolerance import Difference, worst
 from addnorm.fusion.wiring import Rewrite
+from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.find.norms import find_norms
 from addnorm.stream.inspect import capture_flow
@@ -40,6 +42,7 @@ PARAMETER_OF_SELF = re.compile(r"L\['self'\]((?:\._modules\[[^\]]*\])*)\._parame
 TORCH_RNG = {"fallback_random": True}  # option of Inductor: draw random numbers as torch does
 GRAPH_BREAK = "a graph break separates its add and its norm"
 NOT_CAPTURED = "torch.compile captures no graph of it"
+UNPROVEN = "a call of several streams in its graph does not pass the proof by itself"
 CAPTURED_ANEW = (
     "torch.compile captures the model anew at every call, or no longer, as with a counter of calls, or a hook that appends to a "
     "list"
@@ -153,26 +156,48 @@ def fuse_graph(graph: fx.GraphModule, path_of: PathOf | None = None, kinds: Sequ
     expand_encoder_layers(graph.graph)
     read_written_values(graph.graph)
     traced = trace_graph(graph, path_of, kinds)
-    matches = find_matches(traced, lambda match: choose_casting(match, traced))
+    norms = find_norms(traced.flow, proven=False)
+    streams = find_stream_matches(traced, norms)
+    written = {strip_views(match.sum) for match in streams if match.reason is None and match.written is not None}
+    taken = {match.norm for match in streams}
+    norms = [norm for norm in norms if norm not in taken]
+    matches = [*streams, *find_matches(traced, norms, written, lambda match: choose_casting(match, traced))]
+    matches.sort(key=lambda match: match.norm.y.index)
     fused = FusedGraph([], [], matches)
     for node in _checkpoint_nodes(graph):
         with entered(traced.contexts[node]):
             body = fuse_graph(_checkpoint_body(graph, node), path_of, [traced.kind(arg) for arg in node.args[1:]])
         fused.boundaries.extend(body.boundaries)
         fused.differences.extend(body.differences)
+    rewrite, differences = _rewrite(traced, matches)
+    if not all(difference.holds for difference in differences) and streams:
+        for match in streams:
+            match.reason = match.reason or UNPROVEN
+        rewrite, differences = _rewrite(traced, matches)
     fused.boundaries.extend(match.to_boundary() for match in matches)
-    fusable = [match for match in matches if match.reason is None]
-    if fusable:
-        rewrite = Rewrite(traced, fusable)
-        for match in fusable:
-            insert_fused_call(rewrite.graph, match, rewrite.current)
-        differences = prove_calls(rewrite)
-        fused.differences.extend(differences)
-        if all(difference.holds for difference in differences):
-            graph.graph = rewrite.graph
+    fused.differences.extend(differences)
+    if rewrite is not None and all(difference.holds for difference in differences):
+        graph.graph = rewrite.graph
     graph.graph.lint()
     graph.recompile()
     return fused
+
+
+def _rewrite(traced: TracedGraph, matches: Sequence[Match]) -> tuple[Rewrite | None, list[Difference]]:
+    """Return a copy of a graph with its fused calls, None if there are none, and the proof of each call."""
+    fusable = [match for match in matches if match.reason is None]
+    if not fusable:
+        return None, []
+    rewrite = Rewrite(traced, fusable)
+    for match in fusable:
+        if isinstance(match, StreamMatch):
+            insert_streams_call(rewrite.graph, match, rewrite.current)
+        else:
+            insert_fused_call(rewrite.graph, match, rewrite.current)
+    # A cast without effect returns y too.
+    replaced = {rewrite.copies[node] for match in fusable for node in (*match.inner, *match.z, *match.y)}
+    erase_unused(rewrite.graph, replaced)
+    return rewrite, prove_calls(rewrite)
 
 
 def _path_in_metadata(node: fx.Node) -> str:

@@ -41,9 +41,8 @@ from addnorm.fusion.graph import (
     with_strides,
 )
 from addnorm.fusion.match import Match, dtype_name
-from addnorm.fusion.rewrite import dimension_order
+from addnorm.fusion.rewrite import COEFFICIENTS, dimension_order
 from addnorm.fusion.tolerance import (
-    SUM,
     VERY_FEW,
     Difference,
     compare_exactly,
@@ -62,6 +61,9 @@ RMS_NORMS = (F.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
 NARROWING = {"float", "half", "bfloat16", "double"}  # methods that cast to a dtype
 UNUSUAL = (1e4, 1e-6, 0.0, 1.0)  # factors of rows, in turn
 UNUSUAL_HALF = (1e2, 1e-4, 0.0, 1.0)  # in float16, whose numbers end at 65504
+CANCELLING = (
+    8.0  # larger round-off in a coefficient's gradient, whose terms cancel: a norm does not depend on their size
+)
 SPECIAL = (math.nan, math.inf, -math.inf, None)  # one element of rows, in turn
 
 Results = dict[str, Tensor]
@@ -114,18 +116,18 @@ class _Replacement:
 
     def __init__(self, rewrite: Rewrite, match: Match) -> None:
         self.graph, self.match, self.shape = rewrite.traced.graph, match, match.shape
-        y = [*dict.fromkeys(match.y)]
-        z = [*dict.fromkeys(match.z)] if match.returns_residual else []
-        counts = (("y", len(y)), (SUM, len(z)))
-        self.names = [f"{name} {k}" if k else name for name, count in counts for k in range(count)]
+        nodes = {name: [*dict.fromkeys(nodes)] for name, nodes in match.results.items()}
+        self.names = [f"{name} {k}" if k else name for name, some in nodes.items() for k in range(len(some))]
+        self.dtypes = {name: example_value(some[0]).dtype for name, some in nodes.items()}
         region = {node for node in (*match.inner, *match.z, *match.y) if not _is_given(node)}
-        results = [rewrite.current[node] for node in (*y, *z)]
-        self.before = _collect(rewrite, [*y, *z], region.__contains__)
+        originals = [node for some in nodes.values() for node in some]
+        results = [rewrite.current[node] for node in originals]
+        self.before = _collect(rewrite, originals, region.__contains__)
         self.after = _collect(rewrite, results, lambda node: node in results or node not in rewrite.originals)
         self.leaves = [*dict.fromkeys((*self.before.leaves.values(), *self.after.leaves.values()))]
-        roles = zip((*match.operands, match.weight, match.bias), ("residual", "branch", "weight", "bias"), strict=True)
-        self.roles = {rewrite.leaf_of(node): role for node, role in roles if node is not None}
+        self.roles = {rewrite.leaf_of(node): role for role, node in match.tensors.items()}
         self.operands = [rewrite.leaf_of(node) for node in match.operands]
+        self.streams_dim = match.streams_dim
 
     def key(self) -> str:
         """Return a text that is equal for replacements that compute the same from inputs of the same kinds."""
@@ -142,7 +144,7 @@ class _Replacement:
             sides.append((nodes, [names[node] for node in side.outputs]))
         leaves = [(self._describe(leaf), self.roles.get(leaf), leaf in self.operands) for leaf in self.leaves]
         match = self.match
-        results = [layout_of(example_value(nodes[0])) for nodes in (match.z, match.y)]
+        results = [layout_of(example_value(nodes[0])) for nodes in (match.z, match.y) if nodes]
         return str((sides, leaves, self.names, results, match.norm.kind, match.norm.eps, takes_any_rows(match)))
 
     def _describe(self, leaf: fx.Node) -> Any:
@@ -199,9 +201,9 @@ class _Replacement:
         with entered(contexts[:1]):
             exact = self._run_exactly(self.before, leaves, scale, apart)
             widened = None if exact is None else self._run_exactly(self.after, leaves, scale, apart)
-        dtype, norm = dtype_name(example_value(self.match.z[0]).dtype), self.match.norm
+        dtype, norm = dtype_name(example_value((*self.match.z, *self.match.y)[0]).dtype), self.match.norm
         total: Tensor = sum(leaves[node].detach().double() for node in self.operands)
-        condition = condition_of(total, norm.kind, norm.eps or 0.0)
+        condition = condition_of(total, norm.kind, norm.eps or 0.0) * (1.0 if self.streams_dim is None else CANCELLING)
         yield from ((dtype, failure(effect)) for effect in effects - before_effects)
         for name in dict.fromkeys((*before, *after)):
             own, other = before.get(name), after.get(name)
@@ -235,9 +237,15 @@ class _Replacement:
 
     def _scale(self, shape: tuple[int, ...], unusual: bool = False) -> Tensor:
         """Return a factor for each row of the inputs: random, or with `unusual` a fixed cycle of large, small and zero ones."""
+        if self.streams_dim is not None:  # one factor for all streams of a token: else their sum is that of the largest
+            rows = (*shape[: self.streams_dim], 1, *shape[self.streams_dim + 1 :])
+            return self._row_factors(rows, unusual).expand(*shape[:-1], 1)
+        return self._row_factors(shape, unusual)
+
+    def _row_factors(self, shape: tuple[int, ...], unusual: bool) -> Tensor:
         if not unusual:
             return draw_row_factors(torch.Generator().manual_seed(0), shape)
-        is_half = torch.float16 in {example_value(node).dtype for node in (*self.operands, self.match.z[0])}
+        is_half = torch.float16 in {*self.dtypes.values(), *(example_value(node).dtype for node in self.operands)}
         factors: Sequence[float] = UNUSUAL_HALF if is_half else UNUSUAL
         if self.match.norm.kind == "layer" and shape[-1] <= VERY_FEW:
             factors = [float(factor != 0.0) for factor in factors]
@@ -261,6 +269,8 @@ class _Replacement:
                 continue
             size, stride = concrete(tuple(example.shape)), concrete(example.stride())
             noise = draw_normal(generator, shape if size == self.shape else size)
+            if self.roles.get(node) in COEFFICIENTS:  # else streams may cancel, and their sum is round-off
+                noise = noise.abs() + 0.3
             drawn = (noise + 0.3) * scale if size == self.shape else noise
             if drawn.shape != size:
                 order = dimension_order(example)
@@ -316,7 +326,7 @@ class _Replacement:
         drawn = draw_normal(torch.Generator().manual_seed(len(name)), output.shape)
         is_row = name.startswith("y") and output.shape[:-1] == scale.shape[:-1]
         deviation = scale.square().add(self.match.norm.eps or 0.0).sqrt().clamp_max(UNUSUAL[0])
-        dtype = example_value((self.match.y if name.startswith("y") else self.match.z)[0]).dtype  # in the graph
+        dtype = next(dtype for start, dtype in self.dtypes.items() if name.startswith(start))  # in the graph
         return (drawn * deviation if is_row else drawn).to(dtype).to(output.device, output.dtype)
 
 

@@ -30,7 +30,7 @@ from addnorm.fusion.runs import run
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.dataflow.state import share_context
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_wrapped_parameter
-from addnorm.stream.inspect import check_inputs, hint_inputs, inspect_program
+from addnorm.stream.inspect import check_inputs, hint_inputs
 
 UNDO = "_addnorm_undo"  # attribute of the compiled call: the function that unfuse calls
 USAGE = "addnorm.fuse(model, *args, **kwargs)"
@@ -47,10 +47,13 @@ def fuse(
 
         z = x + Sublayer(x);  y = Norm(z)        becomes        y, z = add_layer_norm(x, Sublayer(x), weight, bias, eps, ...)
 
+    With n residual streams, the write X' = A X + b w and the read Norm(sum of c_j X'_j) become one call of `add_norm_streams`,
+    or two if c is computed from X'.
+
     The model is changed in place and keeps its class, parameters, buffers, hooks, `state_dict` and `save_pretrained`. It trains,
-    and accepts other shapes, masks and caches, as before. The sums have the same bits as before. Random numbers are drawn as
-    before, since dropout stays the model's own. Calls of the model are fused; a submodule that is called by itself is not, nor is
-    a copy of the model (`copy.deepcopy`, pickle): fuse the copy.
+    and accepts other shapes, masks and caches, as before. The sums of one stream have the same bits as before. Random numbers
+    are drawn as before, since dropout stays the model's own. Calls of the model are fused; a submodule that is called by itself
+    is not, nor is a copy of the model (`copy.deepcopy`, pickle): fuse the copy.
 
     Args:
         model: any `torch.nn.Module`.
@@ -120,8 +123,6 @@ def fuse(
             note = "" if times is None or keep_slower else _explain_slower(times)
             fusion = result(boundaries, share=share, benchmark=times, note=note)
         fused_calls = fusion.is_applied
-        if not fusion.fused:
-            fusion = replace(fusion, note=_explain_streams(model, args, kwargs))
     finally:
         backend.stop_recording()
         if not fused_calls:
@@ -139,17 +140,6 @@ def _explain_slower(times: Benchmark) -> str:
     """Return a sentence about a model that is slower when it is fused; empty for other models."""
     slower = " and ".join(f"{run} {timing.ratio:.2f}" for run, timing in times.slower.items())
     return slower and f"Fused it is slower here ({slower} times as fast): keep_slower=True fuses it all the same."
-
-
-def _explain_streams(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> str:
-    """Return a sentence about a model with several streams, whose boundaries are not fused; empty for other models."""
-    try:
-        program = inspect_program(model, args, kwargs)
-    except Exception:  # the analysis may fail on a model that torch.compile runs; nothing is fused either way
-        return ""
-    if program is None:
-        return ""
-    return f"model is {type(model).__name__} with {program.count_streams()}, expected one stream: fuse does not take others yet."
 
 
 def unfuse(model: nn.Module) -> nn.Module:

@@ -89,7 +89,7 @@ def probe_shape(match: Match) -> tuple[int, ...]:
 def takes_any_rows(match: Match) -> bool:
     """Return whether no operator of the norm depends on the number of rows."""
     inputs = (input_node for node in match.inner for input_node in node.all_input_nodes)
-    return not match.views and not any(is_number(example_value(node)) for node in inputs)
+    return match.streams_dim is None and not match.views and not any(is_number(example_value(node)) for node in inputs)
 
 
 def draw_normal(generator: torch.Generator, shape: Sequence[int]) -> Tensor:

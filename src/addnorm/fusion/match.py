@@ -14,6 +14,8 @@ from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.operators import FAMILY
 from addnorm.stream.find.norm import Norm
 
+SUM = "the sum"
+
 
 @dataclass(frozen=True)
 class Boundary(Document):
@@ -22,7 +24,7 @@ class Boundary(Document):
     Attributes:
         add: path of the module that adds.
         norm: path of the module that normalizes the sum.
-        kind: "layer", "rms" or "scale".
+        kind: "layer", "rms" or "scale"; "none" for a write of several streams without a norm.
         eps: of the norm.
         returns_residual: whether other operators read the sum too, as in pre-LN.
         shape: of the sum.
@@ -30,6 +32,8 @@ class Boundary(Document):
         casting: where an RMSNorm in low precision rounds, as in `addnorm.add_rms_norm`.
         reason: why it is not fused; None if it is.
         weight: name of the norm's weight in the graph.
+        streams: number of residual streams that the call mixes, or reads as a weighted sum; None for an Add & Norm of one.
+        remark: why the write, or the read with its norm, is not part of the call; empty if both are.
     """
 
     add: str
@@ -42,6 +46,8 @@ class Boundary(Document):
     casting: str = "float32"
     reason: str | None = None
     weight: str | None = field(default=None, repr=False)
+    streams: int | None = None
+    remark: str = ""
 
     PROPERTIES = ("is_fused",)
 
@@ -96,6 +102,23 @@ class Match:
         """Shape of the sum in the call for which the graph was captured."""
         shape: tuple[int, ...] = concrete(tuple(example_value(self.z[0]).shape))
         return shape
+
+    @property
+    def streams_dim(self) -> int | None:
+        """Dimension of the streams in the tensor that holds several; None for an Add & Norm of one stream."""
+        return None
+
+    @property
+    def results(self) -> dict[str, tuple[fx.Node, ...]]:
+        """The nodes that return each result."""
+        return {"y": self.y} | ({SUM: self.z} if self.returns_residual else {})
+
+    @property
+    def tensors(self) -> dict[str, fx.Node]:
+        """The nodes that the call reads, by argument."""
+        names = ("residual", "branch", "weight", "bias")
+        nodes = zip(names, (*self.operands, self.weight, self.bias), strict=True)
+        return {name: node for name, node in nodes if node is not None}
 
     def to_boundary(self) -> Boundary:
         """Return the `Boundary` that is reported to the user."""

@@ -7,7 +7,7 @@ Whether the fused call computes the same numbers is checked in `fused_call`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from torch import Tensor, fx
 
@@ -15,9 +15,8 @@ from addnorm._util.arguments import FLOAT_DTYPES
 from addnorm.fusion.graph import SYMBOLS, TracedGraph, example_value, is_external, is_number, size_expr
 from addnorm.fusion.match import Match, NotFusableError, dtype_name, match_sum
 from addnorm.stream.dataflow.arithmetic import match_terms
-from addnorm.stream.dataflow.graph import CONSTANT, NOISE, Op, Value
+from addnorm.stream.dataflow.graph import CONSTANT, NOISE, Op, Value, walk
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.norms import find_norms
 
 OTHER_FORMULAS: dict[str, Callable[[Norm], bool]] = {
     "its norm divides by the L2 norm, not by the root mean square": lambda norm: (
@@ -29,27 +28,33 @@ OTHER_FORMULAS: dict[str, Callable[[Norm], bool]] = {
 }
 
 
-def find_matches(traced: TracedGraph, check: Callable[[Match], None] = lambda match: None) -> list[Match]:
+def find_matches(
+    traced: TracedGraph, norms: Iterable[Norm], written: Container[Value], check: Callable[[Match], None]
+) -> list[Match]:
     """Return the Add & Norms of a graph in order; those that cannot be fused have a reason.
 
     Args:
         traced: the data flow of the graph.
+        norms: norms of the graph.
+        written: sums that are written by a call of several streams.
         check: last check of an Add & Norm; it raises `NotFusableError`.
     """
     matches: list[Match] = []
     fused: dict[Value, Match] = {}  # by their sum
-    for norm in sorted(find_norms(traced.flow, proven=False), key=lambda norm: norm.y.index):
+    for norm in norms:
         match = match_sum(norm)
         if match is None:
             continue
         matches.append(match)
         try:
+            if match.sum in written:
+                raise NotFusableError("its sum is written by a call of several streams")
             if match.sum in fused:
                 raise NotFusableError(f"its sum is already fused with the norm in {fused[match.sum].norm.path}")
-            _check_formula(match)
+            check_formula(match)
             for find in (
                 _find_add, _find_parameters, _find_norm, _find_views, _check_contexts, _check_add_in_place,
-                _check_norm_in_place, _check_saved_sum, _check_detached, _check_varying_numbers, _check_late_parameters,
+                check_norm_in_place, _check_saved_sum, _check_detached, _check_varying_numbers, _check_late_parameters,
             ):  # fmt: skip  # in this order: later ones read the nodes that earlier ones set
                 find(match, traced)
             for other in fused.values():
@@ -62,7 +67,8 @@ def find_matches(traced: TracedGraph, check: Callable[[Match], None] = lambda ma
     return matches
 
 
-def _check_formula(match: Match) -> None:
+def check_formula(match: Match) -> None:
+    """Check that the operation has the norm's formula."""
     for reason, applies in OTHER_FORMULAS.items():
         if applies(match.norm):
             raise NotFusableError(reason)
@@ -131,26 +137,30 @@ def _find_parameters(match: Match, traced: TracedGraph) -> None:
 
 def _find_norm(match: Match, traced: TracedGraph) -> None:
     value = match.norm.y
-    while (cast := _sole_cast(value)) is not None and cast in traced.nodes:
+    while (cast := sole_cast(value)) is not None and cast in traced.nodes:
         value = cast
     match.y = tuple(node for node, other in traced.values.items() if other is value)
     if not match.y:
         assert value.op is not None
         raise NotFusableError(f"its norm is computed inside {_target_name(traced.node_of[value.op])}")
-    inner: set[fx.Node] = set()
-    ends, todo = {*match.z, match.weight, match.bias}, [match.y[0]]
-    while todo:
-        node = todo.pop()
-        if node in inner or node in ends or is_number(example_value(node)):
-            continue
-        if node.op == "placeholder" or (node.op == "get_attr" and traced.kind(node) != CONSTANT):
-            raise NotFusableError("its norm depends on more than the sum and its parameters")
-        inner.add(node)
-        todo += node.all_input_nodes
-    match.inner = tuple(sorted(inner))
+    match.inner = collect_inner(traced, match.y[:1], {*match.z, match.weight, match.bias})
 
 
-def _sole_cast(value: Value) -> Value | None:
+def collect_inner(
+    traced: TracedGraph, results: Iterable[fx.Node], ends: Container[fx.Node | None]
+) -> tuple[fx.Node, ...]:
+    """Return the nodes that compute the results from `ends`, in order."""
+
+    def is_inside(node: fx.Node) -> bool:
+        return node not in ends and not is_number(example_value(node))
+
+    inner = [*filter(is_inside, walk(results, lambda node: node.all_input_nodes if is_inside(node) else ()))]
+    if any(node.op == "placeholder" or (node.op == "get_attr" and traced.kind(node) != CONSTANT) for node in inner):
+        raise NotFusableError("its norm depends on more than the sum and its parameters")
+    return tuple(sorted(inner))
+
+
+def sole_cast(value: Value) -> Value | None:
     """Return the result of a cast of the value, if the cast is its only reader."""
     users = {*value.users}
     op = next(iter(users)) if len(users) == 1 else None
@@ -211,9 +221,10 @@ def _check_add_in_place(match: Match, traced: TracedGraph) -> None:
             raise NotFusableError("its add writes in place into memory that is read later through another view")
 
 
-def _check_norm_in_place(match: Match, traced: TracedGraph) -> None:
+def check_norm_in_place(match: Match, traced: TracedGraph) -> None:
+    """Check that what is written in place inside the match is not read outside."""
     inside = {*match.inner, *match.y}
-    for writer, memory in _in_place_writes(match.inner, traced):
+    for writer, memory in in_place_writes(match.inner, traced):
         for node in traced.nodes_in_memory(memory, inside):
             if is_external(node) or any(user > writer and user not in inside for user in node.users):
                 raise NotFusableError("its norm writes in place into memory that is read elsewhere")
@@ -225,7 +236,7 @@ def _check_saved_sum(match: Match, traced: TracedGraph) -> None:
         return
     last = max(match.add, *match.inner)
     later = [node for node in traced.ops_of if node > last]
-    if any(written == traced.memory[match.add] for _, written in _in_place_writes(later, traced)):
+    if any(written == traced.memory[match.add] for _, written in in_place_writes(later, traced)):
         raise NotFusableError("its sum, which backward needs, is modified in place later")
 
 
@@ -261,7 +272,7 @@ def _check_late_parameters(match: Match, traced: TracedGraph) -> None:
         todo += node.all_input_nodes
 
 
-def _in_place_writes(nodes: Iterable[fx.Node], traced: TracedGraph) -> Iterator[tuple[fx.Node, int]]:
+def in_place_writes(nodes: Iterable[fx.Node], traced: TracedGraph) -> Iterator[tuple[fx.Node, int]]:
     """Yield the nodes that write in place, each with the number of the memory that it writes."""
     for node in nodes:
         for op in traced.ops_of.get(node, ()):
@@ -272,3 +283,9 @@ def _in_place_writes(nodes: Iterable[fx.Node], traced: TracedGraph) -> Iterator[
 def _is_in_place(op: Op) -> bool:
     schema = getattr(op.func, "_schema", None)
     return schema is not None and schema.is_mutable
+
+
+# Of a norm, in this order, whatever it reads.
+NORM_CHECKS = (
+    _find_parameters, _find_norm, _check_contexts, check_norm_in_place, _check_detached, _check_varying_numbers,
+)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,7 +41,7 @@ class Fusion(Document, Rendered):
         share: of Add & Norm in the time of the eager forward pass, from 0 to 1; None if it is not known, as with activation
             checkpoints.
         benchmark: times and memory before and after; None if not requested, or if nothing is fused.
-        note: why a model with several streams is not fused, or one that is slower when fused; otherwise empty.
+        note: why a model that is slower when fused is left as it is; otherwise empty.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
@@ -94,6 +95,7 @@ class Fusion(Document, Rendered):
             if not self.proof.holds:
                 yield Paragraph("Attempted:", space=True)
             yield from _fused_table(self.fused)
+            yield from _stream_sentences([boundary for boundary in self.fused if boundary.streams])
         if self.unfused:
             yield Paragraph("Not fused:", space=True)
             yield _unfused_table(self.unfused)
@@ -160,6 +162,17 @@ def _fused_table(boundaries: Sequence[Boundary]) -> Iterator[Block]:
     yield Table(map(_column, names), [[row[name] for name in names] for row in rows], indent=2)
 
 
+def _stream_sentences(boundaries: Sequence[Boundary]) -> Iterator[Block]:
+    """Yield how many writes of several streams are one call with the read that follows, and why the others are not."""
+    writes = [boundary for boundary in boundaries if boundary.kind == "none" or not boundary.remark]
+    remarks = Counter(boundary.remark for boundary in writes)
+    if writes:
+        of = f"{format_count(len(writes), 'write')} of {writes[0].streams} streams"
+        text = f"{remarks.pop('', 0)} of {of} in one call with the read that follows"
+        text += "".join(f"; {count} in another call: {remark}" for remark, count in remarks.items())
+        yield Paragraph(f"{text}.", indent=2)
+
+
 def _unfused_table(boundaries: Sequence[Boundary]) -> Table:
     rows = [[f"{len(group)} x", *_paths(group), str(group[0].reason)] for group in _group(boundaries)]
     return Table(map(_column, ("", "add in", "norm", "reason")), rows, indent=2)
@@ -182,11 +195,12 @@ def _group(boundaries: Sequence[Boundary]) -> list[list[Boundary]]:
 def _cells(group: Sequence[Boundary]) -> dict[str, str]:
     first = group[0]
     add, norm = _paths(group)
+    total = f"{first.streams} streams" if first.streams else "the sum"
     casting = f", casting {first.casting}" if first.casting != "float32" else ""
     return {
         "": f"{len(group)} x", "add in": add, "norm": norm,
-        "norm is": f"{NORM_NAMES[first.kind]} {format_number(first.eps, trim=True)}".strip() + casting,
-        "returns": "y and the sum" if first.returns_residual else "y", "dtype": first.dtype,
+        "norm is": f"{NORM_NAMES.get(first.kind, 'none')} {format_number(first.eps, trim=True)}".strip() + casting,
+        "returns": " and ".join(["y"] * (first.kind != "none") + [total] * first.returns_residual), "dtype": first.dtype,
     }  # fmt: skip
 
 

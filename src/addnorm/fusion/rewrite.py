@@ -6,15 +6,21 @@ The call's results get the strides of the original tensors, because views later 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from addnorm.boundary import add_norm_streams
+from addnorm.fusion.axes import Operand
 from addnorm.fusion.fused_call import apply_view, call_arguments, operation_of
 from addnorm.fusion.graph import empty_like, example_value, same_layout, writes_in_place
 from addnorm.fusion.match import Match
+from addnorm.fusion.streams import StreamMatch
+from addnorm.reference import compute_dtype
+
+COEFFICIENTS = ("mix", "inject", "collapse")
 
 
 def read_written_values(graph: fx.Graph) -> None:
@@ -42,8 +48,6 @@ def insert_fused_call(graph: fx.Graph, match: Match, current: dict[fx.Node, fx.N
         current: nodes of the original graph, with those of the copy that return their results; this call changes its own.
     """
     add, residual, branch = (current[node] for node in (match.add, *match.operands))
-    # A cast without effect returns y too.
-    replaced = {current[node] for node in (*match.inner, *match.z, *match.y)}
     parameters = [node and _move_before(current[node], add) for node in (match.weight, match.bias)]
     returns_residual = match.returns_residual
     layout = empty_like(example_value(match.z[0]), "meta")
@@ -79,9 +83,101 @@ def insert_fused_call(graph: fx.Graph, match: Match, current: dict[fx.Node, fx.N
     for node, new in (*((node, y) for node in match.y), *((node, z) for node in match.z if returns_residual)):
         current[node].replace_all_uses_with(new)
         current[node] = new
-    for node in sorted(replaced, reverse=True):
+
+
+def erase_unused(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
+    """Erase the nodes that no node reads."""
+    for node in sorted(nodes, reverse=True):
         if not node.users:
             graph.erase_node(node)
+
+
+def insert_streams_call(graph: fx.Graph, match: StreamMatch, current: dict[fx.Node, fx.Node]) -> None:
+    """Replace a boundary of n streams, or a part of it, by one call, as `insert_fused_call` does."""
+    assert match.before is not None
+    n, rows, features = match.n, match.rows, match.features
+    tails = {
+        "mix": [n, match.source],
+        "inject": [n],
+        "collapse": [n],
+        "branch": [features],
+        "streams": [match.source, features],
+    }
+    tensors = {
+        name: example_value(operand.node) for name, operand in match.operands_of.items() if isinstance(operand, Operand)
+    }
+    like = tensors["streams"]
+    wide = compute_dtype(like)
+    with graph.inserting_before(current[match.before]):
+        arguments: dict[str, Any] = {}
+        for name, operand in match.operands_of.items():
+            if not isinstance(operand, Operand):
+                arguments[name] = _fill(graph, operand, match.num_streams, like, wide)
+                continue
+            is_shared = operand.held <= {*tails[name]} and name in COEFFICIENTS
+            per_feature = [features] if name == "collapse" and features in operand.held else []
+            order = [*([] if is_shared else rows), *tails[name], *per_feature]
+            node = _arrange(graph, current[operand.node], operand, order)
+            if name in COEFFICIENTS and example_value(node).dtype != wide:
+                node = _call_method(graph, "to", node, wide)
+            arguments[name] = node
+        arguments |= {
+            name: _flatten(graph, current[node])
+            for name, node in (("weight", match.weight), ("bias", match.bias))
+            if node
+        }
+        dtypes = {"streams_dtype": match.z, "out_dtype": match.y}
+        arguments |= {
+            name: dtype
+            for name, nodes in dtypes.items()
+            if nodes and (dtype := example_value(nodes[0]).dtype) != like.dtype
+        }
+        if match.y:
+            arguments |= {"norm": match.norm.kind, "eps": match.norm.eps or 0.0}
+        call = graph.call_function(
+            add_norm_streams, (arguments.pop("streams"), arguments.pop("branch", None)), arguments
+        )
+        call.meta["nn_module_stack"] = match.add.meta.get("nn_module_stack", {})
+        results = ((match.z, [n, features], match.written), (match.y, [features], [*rows, features]))
+        for k, (nodes, tail, wanted) in enumerate(results):
+            if nodes and wanted is not None:
+                new = _result(graph, graph.call_function(operator.getitem, (call, k)), nodes, [*rows, *tail], wanted)
+                for node in nodes:
+                    current[node].replace_all_uses_with(new)
+                    current[node] = new
+
+
+def _result(
+    graph: fx.Graph, node: fx.Node, nodes: Sequence[fx.Node], axes: Sequence[int], wanted: Sequence[int]
+) -> fx.Node:
+    """Return a result of the call with the dimensions and the layout of the nodes that it replaces."""
+    expected = example_value(nodes[0])
+    order = [wanted.index(axis) for axis in axes]
+    node.meta["example_value"] = torch.empty_like(expected.permute(order), memory_format=torch.contiguous_format)
+    node = _permute(graph, node, sorted(range(len(order)), key=order.__getitem__))
+    if not same_layout(empty_like(example_value(node), "meta"), layout := empty_like(expected, "meta")):
+        node = _copy_in_order(graph, node, dimension_order(layout))
+    node.meta["example_value"] = expected
+    return node
+
+
+def _arrange(graph: fx.Graph, node: fx.Node, operand: Operand, order: Sequence[int]) -> fx.Node:
+    """Return a tensor with its axes in an order: cut, without dimensions of no axis, with new ones of size 1."""
+    for k, cut in enumerate(operand.cuts):
+        node = node if cut is None else _call_method(graph, "narrow", node, k, *cut)
+    empty = tuple(k for k, axis in enumerate(operand.axes) if axis is None)
+    node = _call_method(graph, "squeeze", node, empty) if empty else node
+    held = [axis for axis in operand.axes if axis is not None]
+    node = _permute(graph, node, [held.index(axis) for axis in order if axis in held])
+    for k, axis in enumerate(order):
+        node = node if axis in held else _call_method(graph, "unsqueeze", node, k)
+    return node
+
+
+def _fill(graph: fx.Graph, number: float, size: int, like: Tensor, dtype: torch.dtype) -> fx.Node:
+    node = graph.call_function(torch.full, ((size,), number), {"dtype": dtype, "device": like.device})
+    node.meta["example_value"] = like.new_empty((size,), dtype=dtype)
+    return node
 
 
 def _move_before(node: fx.Node, add: fx.Node) -> fx.Node:

@@ -16,6 +16,7 @@ from torch import Tensor
 from addnorm._util.jsonio import Document
 from addnorm._util.numbers import format_number
 from addnorm.fusion.fused_call import LOW_PRECISION, agree
+from addnorm.fusion.match import SUM
 from addnorm.fusion.runs import Tensors
 
 TIMES = 2  # two results that are equally exact differ by at most the sum of both errors
@@ -37,7 +38,6 @@ USUAL = 8  # at most, the largest feature of a row of random numbers in standard
 FEW = 8  # features: of so few, the two that LayerNorm removes from a gradient are most of it
 VERY_FEW = 3  # features: a LayerNorm of these returns the same numbers for nearly all rows, and a gradient of round-off
 FLIPS = 2  # elements of y in low precision that may be rounded the other way, besides the usual share
-SUM = "the sum"
 FLOAT32, FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 

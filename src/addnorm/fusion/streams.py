@@ -1,0 +1,348 @@
+"""Find the boundaries of n residual streams in a graph: the write X' = A X + b w, and the read N(sum of c_j X'_j).
+
+Both are one call if the coefficients of the read are known before X' is. If they are computed from X' itself, the write is one
+call and the read with its norm another.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from addnorm._util.arguments import FLOAT_DTYPES
+from addnorm.fusion.axes import Axes, Operand, before_broadcast
+from addnorm.fusion.graph import TracedGraph, concrete, example_value
+from addnorm.fusion.match import Boundary, Match, NotFusableError, dtype_name
+from addnorm.fusion.pattern import (
+    NORM_CHECKS,
+    check_formula,
+    check_norm_in_place,
+    collect_inner,
+    in_place_writes,
+    sole_cast,
+)
+from addnorm.stream.dataflow.arithmetic import match_terms, strip_views
+from addnorm.stream.dataflow.graph import Op, Value, walk
+from addnorm.stream.find.norm import Norm
+
+MAX_STREAMS = 16
+NO_WRITE = "no write of its streams is in its graph"
+NO_READ = "no norm of a read follows in its graph"
+DEPENDS = "the coefficients of the read are computed from the streams that are written"
+LATE = "the streams are also read elsewhere, before the coefficients of the read are computed"
+SEVERAL = "another norm of a read is in one call with the write of its streams"
+CONTEXTS = "autocast or the grad mode changes inside"
+SHAPE = "the read has another number of dimensions than a stream"
+CHANGED = "a tensor that it reads is modified in place later"
+TRANSFORMED = "it runs inside a torch.func transform"
+READ_ELSEWHERE = "a value between its streams and its norm is also read elsewhere"
+
+
+@dataclass(eq=False)
+class StreamMatch(Match):
+    """A boundary of n streams, or a part of it that is one call.
+
+    Attributes:
+        operands_of: name of an argument of `add_norm_streams` -> the tensor of the graph, or the number of all its elements.
+        n: axis of the streams; `features` is that of the features, and `rows` are the others in the order of the call.
+        source: axis of the streams that are mixed; `n` if they are not.
+        written: axes of X' in the graph; None if there is no write.
+        sizes: of the axes.
+        before: node before which the call is inserted.
+        remark: why the write, or the read with its norm, is not part of the call; empty if both are.
+    """
+
+    operands_of: dict[str, Operand | float] = field(default_factory=dict)
+    n: int = 0
+    features: int = 0
+    rows: list[int] = field(default_factory=list)
+    source: int = 0
+    written: list[int] | None = None
+    sizes: dict[int, int] = field(default_factory=dict)
+    before: fx.Node | None = None
+    remark: str = ""
+
+    @property
+    def num_streams(self) -> int:
+        """Number of streams."""
+        return self.sizes[self.n]
+
+    @property
+    def streams_dim(self) -> int:
+        """Dimension of the streams in the tensor that holds them."""
+        return self.tensor("streams").axes.index(self.source)
+
+    @property
+    def returns_residual(self) -> bool:
+        """Whether the call writes the streams."""
+        return self.written is not None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the streams in the call for which the graph was captured."""
+        node = self.z[0] if self.z else self.tensor("streams").node
+        shape: tuple[int, ...] = concrete(tuple(example_value(node).shape))
+        return shape
+
+    @property
+    def results(self) -> dict[str, tuple[fx.Node, ...]]:
+        """The nodes that return each result."""
+        return {name: nodes for name, nodes in (("the read", self.y), ("the streams", self.z)) if nodes}
+
+    def to_boundary(self) -> Boundary:
+        """Return the `Boundary` that is reported to the user."""
+        own = super().to_boundary()
+        dtype = dtype_name(example_value(self.tensor("streams").node).dtype)
+        return replace(
+            own, kind=own.kind if self.norm.ops else "none", shape=self.shape, dtype=dtype,
+            streams=self.num_streams, remark=self.remark,
+        )  # fmt: skip
+
+    def tensor(self, name: str) -> Operand:
+        """Return an operand that is a tensor."""
+        operand = self.operands_of[name]
+        assert isinstance(operand, Operand)
+        return operand
+
+    @property
+    def tensors(self) -> dict[str, fx.Node]:
+        """The nodes that the call reads."""
+        own = {name: operand.node for name, operand in self.operands_of.items() if isinstance(operand, Operand)}
+        return own | {name: node for name, node in (("weight", self.weight), ("bias", self.bias)) if node is not None}
+
+
+def find_stream_matches(traced: TracedGraph, norms: Sequence[Norm]) -> list[StreamMatch]:
+    """Return the boundaries of n streams of a graph, in order; those that cannot be fused have a reason."""
+    writes = [*_find_writes(traced)]
+    written = {write.sum: write for write in writes}
+    states = {strip_views(value) for value in written}
+    states |= {strip_views(traced.values[write.tensor("streams").node]) for write in writes}
+    reads = [*_find_reads(traced, norms, {*written}, states)]
+    read_states = {strip_views(traced.values[read.tensor("streams").node]) for read in reads}
+    matches = [write for write in writes if "mix" in write.operands_of or strip_views(write.sum) in read_states]
+    matches += reads
+    _reject_shared(matches, traced)
+    for read in reads:
+        write = written.get(traced.values[read.tensor("streams").node])
+        if write is None or write.reason is not None:
+            continue
+        if read.reason is not None:
+            write.remark = f"the read that follows is not fused: {read.reason}"
+            continue
+        read.remark = _explain_two_calls(write, read, traced) if write in matches else SEVERAL
+        if read.remark:
+            write.remark = read.remark
+        else:
+            matches.remove(write)
+            _join(write, read)
+    return sorted(matches, key=lambda match: match.add)
+
+
+def _reject_shared(matches: Sequence[StreamMatch], traced: TracedGraph) -> None:
+    """Set the reason of boundaries of which a product or a sum would still be computed, since another node reads it."""
+    while True:
+        fused = [match for match in matches if match.reason is None]
+        inside = {node for match in fused for node in (*match.inner, *match.z, *match.y)}
+        for match in fused:
+            inner = {*match.inner} - {*match.z, *match.y}
+            computed = (node for node in inner if any("view" not in op.traits for op in traced.ops_of[node]))
+            if any(user not in inside for node in computed for user in node.users):
+                match.reason = READ_ELSEWHERE
+        if all(match.reason is None for match in fused):
+            return
+
+
+def _explain_two_calls(write: StreamMatch, read: StreamMatch, traced: TracedGraph) -> str:
+    """Return why a write and the read of its streams cannot be one call; empty if they can."""
+    own = [node for name, node in read.tensors.items() if name != "streams"]
+    earlier = walk(own, operator.attrgetter("all_input_nodes"))
+    if not {*write.z}.isdisjoint(earlier):
+        return DEPENDS
+    if any(node >= _first_user(write, read) for node in own):
+        return LATE
+    if traced.contexts[write.add] != traced.contexts[read.add]:
+        return CONTEXTS
+    return "" if len(write.rows) == len(read.rows) else SHAPE
+
+
+def _first_user(write: StreamMatch, read: StreamMatch) -> fx.Node:
+    inside = {*write.inner, *write.z, *read.inner}
+    return min(user for node in (*write.z, *read.y) for user in node.users if user not in inside)
+
+
+def _join(write: StreamMatch, read: StreamMatch) -> None:
+    """Make the write a part of the read's call."""
+    assert write.written is not None
+    single = (axis for axis in read.rows if read.sizes[axis] == 1)
+    axes = zip(write.written, read.tensor("streams").axes, strict=True)
+    names = {axis: next(single) if other is None else other for axis, other in axes}
+    names.setdefault(write.source, -1)
+    own = {k: v.rename(names) if isinstance(v, Operand) else v for k, v in write.operands_of.items()}
+    read.before = _first_user(write, read)
+    read.operands_of |= own
+    read.written, read.z, read.source = [names[axis] for axis in write.written], write.z, names[write.source]
+    read.inner = tuple(sorted({*write.inner, *read.inner}))
+    read.add, read.sum, read.operands = write.add, write.sum, write.operands
+
+
+def _check(match: StreamMatch, traced: TracedGraph, results: Sequence[fx.Node]) -> None:
+    """Set the nodes inside a boundary, or the reason why it is not one call."""
+    reads, match.operands = {*match.tensors.values()}, (match.tensor("streams").node,)
+    dtypes = [example_value(node).dtype for node in (*reads, *results)]
+    try:
+        match.inner = collect_inner(traced, results, reads)
+        if not traced.transformed.isdisjoint((*match.inner, *results)):
+            raise NotFusableError(TRANSFORMED)
+        if any(traced.contexts[node] != traced.contexts[match.add] for node in match.inner):
+            raise NotFusableError(CONTEXTS)
+        check_norm_in_place(match, traced)
+        is_mixed = torch.float64 in dtypes and len({*dtypes}) > 1
+        if is_mixed or not {*dtypes} <= {*FLOAT_DTYPES}:
+            raise NotFusableError(f"it has {' and '.join(sorted({*map(dtype_name, dtypes)}))}")
+        later = [node for node in traced.ops_of if node > min(match.inner)]
+        read = {traced.memory.get(node) for node in reads}
+        if any(memory in read for _, memory in in_place_writes(later, traced)):
+            raise NotFusableError(CHANGED)
+    except NotFusableError as reason:
+        match.reason = str(reason)
+
+
+# The write.
+
+
+def _find_writes(traced: TracedGraph) -> Iterator[StreamMatch]:
+    for op in traced.flow.ops:
+        terms = match_terms(op) if op.name == "add" else None
+        if terms is None or {term[2:] for term in terms} != {(1.0, None)}:  # factor and scale
+            continue
+        for mixed, injected in (terms, terms[::-1]):
+            match = _match_write(op, mixed.value, injected.value, traced)
+            if match is not None:
+                _check(match, traced, match.z)
+                yield match
+                break
+
+
+def _match_write(op: Op, mixed: Value, injected: Value, traced: TracedGraph) -> StreamMatch | None:
+    total = op.outputs[0]
+    if len(total.shape) < 2 or not total.tensor.is_floating_point():
+        return None
+    axes = Axes(traced)
+    order, dims = axes.start(total)
+    own = {axis for axis in order if axes.sizes[axis] > 1}
+    followed = [axes.factors(term, before_broadcast(dims, total, term)) for term in (mixed, injected)]
+    if any(is_mean for _, is_mean in followed):
+        return None
+    sides = [[axes.operand(*factor, stop=set()) for factor in factors] for factors, _ in followed]
+    for branch, inject in _orders(sides[1], 1.0):
+        new = own - branch.held
+        if len(new) != 1 or not branch.held < own:
+            continue
+        (n,) = new
+        features = next(axis for axis in reversed(order) if axis != n)
+        rows = [axis for axis in order if axis not in (n, features)]
+        match = StreamMatch(
+            Norm("own", None, total, total), total, n=n, features=features, rows=rows, written=order, sizes=axes.sizes,
+        )  # fmt: skip
+        match.operands_of = {"branch": branch, "inject": inject}
+        for streams, mix in _orders(sides[0], None):
+            source = next(iter(streams.held - own), n)
+            kinds = {"mix": {n, source}, "inject": {n}}
+            match.operands_of |= {"streams": streams} | ({"mix": mix} if mix is not None else {})
+            fits = streams.held == (own - {n}) | {source} and (mix is not None) == (source != n)
+            fits = fits and axes.sizes[source] == axes.sizes[n] <= MAX_STREAMS and axes.is_static(n)
+            fits = fits and features in own and all(_has_axes(match, name, kind) for name, kind in kinds.items())
+            if fits and _find_result(match, traced):
+                match.source, match.add, match.before = source, traced.node_of[op], min(match.z)
+                match.remark = NO_READ
+                return match
+            match.operands_of.pop("mix", None)
+    return None
+
+
+def _orders(operands: Sequence[Operand | None], alone: Any) -> Iterator[tuple[Operand, Any]]:
+    """Yield a product's factors in both orders, or the only factor with `alone`."""
+    if None in operands:
+        return
+    first, *rest = operands
+    yield from ((first, other) for other in rest or [alone])  # type: ignore[misc]  # none is None
+    yield from ((other, first) for other in rest)  # type: ignore[misc]
+
+
+def _has_axes(match: StreamMatch, name: str, own: set[int], *, per_feature: bool = False) -> bool:
+    """Return whether a coefficient, if there is one, has the axes `own`, and those of all rows or of none."""
+    operand = match.operands_of.get(name)
+    if not isinstance(operand, Operand):
+        return True
+    rows = {axis for axis in match.rows if match.sizes[axis] > 1}
+    choices = [own, own | rows, *([own | rows | {match.features}] if per_feature else [])]
+    return operand.held in choices
+
+
+def _find_result(match: StreamMatch, traced: TracedGraph) -> bool:
+    """Set the nodes that return X', cast or not; return whether there are any."""
+    value = match.sum
+    while (cast := sole_cast(value)) is not None and cast in traced.nodes:
+        value = cast
+    match.z = tuple(node for node, other in traced.values.items() if other is value)
+    match.sum = value
+    return bool(match.z)
+
+
+# The read.
+
+
+def _find_reads(
+    traced: TracedGraph, norms: Sequence[Norm], written: set[Value], states: set[Value]
+) -> Iterator[StreamMatch]:
+    for norm in norms:
+        match = _match_read(norm, traced, written, states)
+        if match is None:
+            continue
+        try:
+            check_formula(match)
+            for find in NORM_CHECKS:
+                find(match, traced)
+            if example_value(match.y[0]).shape != example_value(match.z[0]).shape or norm.y.shape != norm.x.shape:
+                raise NotFusableError("its norm has another shape than its read")
+        except NotFusableError as reason:
+            match.reason = str(reason)
+        match.z = ()
+        if match.reason is None:
+            match.before = min(match.y)
+            _check(match, traced, match.y)
+        yield match
+
+
+def _match_read(norm: Norm, traced: TracedGraph, written: set[Value], states: set[Value]) -> StreamMatch | None:
+    axes, value = Axes(traced), norm.x
+    while value not in traced.nodes and value.op is not None and "copy" in value.op.traits:
+        value = value.op.inputs[0]  # a cast inside the norm's node
+    if value not in traced.nodes or not value.shape:
+        return None
+    order, dims = axes.start(value)
+    *rows, features = order
+    own = {axis for axis in order if axes.sizes[axis] > 1}
+    factors, is_mean = axes.factors(value, dims)
+    operands = [axes.operand(*factor, stop=written) for factor in factors]
+    if is_mean and len(operands) > 1:
+        return None
+    for streams, collapse in _orders(operands, 1.0):
+        extra = streams.held - own
+        if len(extra) != 1 or streams.held - extra != own or features not in own:
+            continue
+        (n,) = extra
+        number = 1.0 / axes.sizes[n] if is_mean else collapse
+        match = StreamMatch(norm, value, n=n, source=n, features=features, rows=rows, sizes=axes.sizes)
+        match.operands_of = {"streams": streams, "collapse": number}
+        is_read = strip_views(traced.values[streams.node]) in states and axes.is_static(n)
+        if is_read and axes.sizes[n] <= MAX_STREAMS and _has_axes(match, "collapse", {n}, per_feature=True):
+            match.z = tuple(node for node, other in traced.values.items() if other is value)
+            match.add, match.remark = match.z[0], NO_WRITE
+            return match
+    return None
