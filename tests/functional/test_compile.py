@@ -263,7 +263,5 @@ def test_gradient_between_two_graphs_has_a_derivative(call):
     x = torch.randn(5, 8)
     expected = second_order(force)
     result = second_order(torch.compile(force, backend="eager"))
-    assert {*expected} == {*result}
     assert len(expected) >= 3
-    for name, gradient in expected.items():
-        torch.testing.assert_close(result[name], gradient)
+    torch.testing.assert_close(result, expected)

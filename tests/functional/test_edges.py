@@ -10,6 +10,7 @@ import addnorm
 from addnorm.ops import cpu, philox
 from support.accuracy import assert_accurate, forward_and_backward
 from support.cases import BASIC, DTYPES, bf16, cotangents, f16, f32, f64, gradients, leaves, make, random
+from support.equality import assert_same
 from support.inplace_calls import in_place
 from support.oracle import UNIT, relative
 from support.pairwise import product
@@ -222,7 +223,7 @@ def test_jagged_nested_tensors_are_computed_by_rows(options):
         assert all(t.shape == x.shape for t in outputs)
         rows = [t.values() if t.is_nested else t for t in outputs]
         results.append([*rows, *torch.autograd.grad(sum(t.sin().sum() for t in rows), [leaf, weight, bias])])
-    assert all(a.equal(b) for a, b in zip(*results, strict=True))
+    assert_same(*results)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -11,6 +11,7 @@ from addnorm import wirings
 from addnorm.lab import InitProbe
 from addnorm.lab.init_probe import PLACEMENTS
 from addnorm.wirings.catalog import deepnorm_constants
+from support.equality import assert_same
 from support.lab_runs import RECORDED
 
 CHANGED = [
@@ -91,9 +92,9 @@ def test_direct_path_is_the_product_of_the_slopes_of_the_norms():
 def test_init_probe_weights_are_shared():
     weights = {name: [p.clone() for p in InitProbe(name, sublayers=4).build()[0].parameters()] for name in PLACEMENTS}
     for name in ("pre", "sandwich", "reordered", "none"):
-        assert all(torch.equal(a, b) for a, b in zip(weights["post"], weights[name], strict=True)), name
+        assert_same(weights[name], weights["post"])
     deep = [*InitProbe("post", sublayers=8).build()[0].parameters()]
-    assert all(torch.equal(a, b) for a, b in zip(weights["post"], deep[: len(weights["post"])], strict=True))
+    assert_same(deep[: len(weights["post"])], weights["post"])
     beta = deepnorm_constants("encoder-only", 2)[1]
     stack, plain = InitProbe("deepnorm", sublayers=4).build()[0], InitProbe("post", sublayers=4).build()[0]
     for first, other in zip(stack.connections, plain.connections, strict=True):

@@ -6,6 +6,7 @@ import torch
 from addnorm import wirings
 from addnorm.lab.models import CharLM
 from addnorm.lab.run import as_lab_wiring
+from support.equality import assert_same
 from support.stacks import ALL
 
 
@@ -17,7 +18,7 @@ def test_char_lm_depends_only_on_its_seed():
     before = torch.random.get_rng_state()
     first, again, other = (model("pre_ln", seed).state_dict() for seed in (0, 0, 1))
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert_same(again, first)
     assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
 
 

@@ -7,6 +7,7 @@ from addnorm.lab import StreamsProbe
 from addnorm.lab.streams_probe import MIXED, PROBED, perturb
 from addnorm.lab.toy_model import ToyModel
 from addnorm.wirings import get
+from support.equality import assert_same
 
 SMALL = {"sublayers": 4, "d_model": 8, "tokens": 3, "n": 3}
 FOUR = ("hyper_connections", "mhc", "attention_residuals", "denseformer")
@@ -57,8 +58,7 @@ def test_wirings_share_sublayers_and_data(wiring):
     for name in ("x", "targets"):
         assert torch.equal(getattr(own, name), getattr(other, name))
     sublayers = [[c.sublayer.state_dict() for c in model.stack.connections] for model in (own, other)]
-    for mine, theirs in zip(*sublayers, strict=True):
-        assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
+    assert_same(*sublayers)
 
 
 @pytest.mark.parametrize("wiring", FOUR)

@@ -131,8 +131,7 @@ def test_norm_with_torch_state_matches_torch(ours, theirs, options, shape):
         leaf = x.clone().requires_grad_()
         y = module(leaf)
         results.append((y, *torch.autograd.grad(y, (leaf, *module.parameters()), cotangent)))
-    for mine, torchs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, torchs, rtol=1e-12, atol=1e-12)
+    assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("ours", "theirs", "options"), PAIRS)

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from addnorm import ResidualStack
 from addnorm.nn import Decoder, KeyValueCache
+from support.equality import assert_same
 from support.pairwise import rotate, some
 from support.second_order import assert_second_order
 from support.stream_stacks import EVERY, D, branches, every, make, one_of_each_module, perturb, tokens
@@ -28,7 +29,7 @@ def test_gradient_modes_and_checkpoints_keep_the_bits(name, norm):
         y = stack(x)
         results.append((y, *torch.autograd.grad(y, [x, *stack.parameters()], dy)))
     for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+        assert_same(other, results[0])
     for mode in (torch.no_grad, torch.inference_mode):
         torch.manual_seed(3)
         with mode():
@@ -171,8 +172,7 @@ def test_compiles_without_graph_breaks(name):
     for call in (stack, compiled):
         y = call(x)
         results.append((y, *torch.autograd.grad(y.square().sum(), [x, *stack.parameters()])))
-    for actual, expected in zip(*results, strict=True):
-        assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert_close(*results, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         assert_close(compiled(x), stack(x))
 

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import addnorm
 from addnorm.nn import Decoder, Encoder, from_torch
+from support.equality import assert_same
 from support.oracle import relative
 from support.pairwise import product
 from support.torch_transformers import (
@@ -246,4 +247,4 @@ def test_copy_keeps_dtype_and_random_state():
     with torch.no_grad():
         for p in ours.parameters():
             p.zero_()
-    assert all(torch.equal(value, before[name]) for name, value in theirs.state_dict().items())
+    assert_same(theirs.state_dict(), before)

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from addnorm import SublayerConnection
 from addnorm.nn import ResidualLayer
 from addnorm.nn.state import StreamState
+from support.equality import assert_same
 from support.stacks import D, stack_of
 
 KINDS = pytest.mark.parametrize("kind", [ResidualLayer, SublayerConnection])
@@ -31,11 +32,6 @@ def run(stack, x, seed=5):
     return [y.detach(), x.grad, *(p.grad for p in stack.parameters())]
 
 
-def assert_equal(actual, expected):
-    for a, e in zip(actual, expected, strict=True):
-        assert (a is None and e is None) or torch.equal(a, e)
-
-
 @KINDS
 def test_outputs_of_modules_with_hooks_are_no_views(kind):
     """FSDP2 warns of outputs that are views, as those of a projection are."""
@@ -45,7 +41,7 @@ def test_outputs_of_modules_with_hooks_are_no_views(kind):
     modules = [module for module in stack.modules() if isinstance(module, kind)]
     for module in modules:
         module.register_forward_hook(lambda module, args, out: bases.append(out.pending.branch._base))
-    assert_equal(run(stack, x), expected)
+    assert_same(run(stack, x), expected)
     assert bases == [None] * len(modules)
 
 
@@ -76,7 +72,7 @@ def test_checkpoints_of_torch_keep_the_bits(kind, name):
     expected = run(stack, x)
     apply_activation_checkpointing(stack, check_fn=lambda module: isinstance(module, kind))
     assert sum("CheckpointWrapper" in type(m).__name__ for m in stack.modules()) in (2, 4)
-    assert_equal(run(stack, x), expected)
+    assert_same(run(stack, x), expected)
     assert len(stack.connections) == 4
 
 
@@ -90,7 +86,7 @@ def test_reentrant_checkpoints_of_layers_are_refused(kind, name):
     outer = nn.Sequential(stack)
     reentrant = partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.REENTRANT)
     apply_activation_checkpointing(outer, reentrant, check_fn=lambda module: module is stack)
-    assert_equal(run(outer, x), expected)
+    assert_same(run(outer, x), expected)
     apply_activation_checkpointing(stack, reentrant, check_fn=lambda module: isinstance(module, kind))
     with pytest.raises(
         TypeError, match=r"^x is tuple, expected .*: a reentrant checkpoint .* around the whole stack\.$"

@@ -10,6 +10,7 @@ import addnorm
 from addnorm.nn import plain_steps
 from addnorm.nn.connection import SublayerConnection
 from addnorm.nn.state import StreamState
+from support.equality import assert_same
 
 MODULES = ("addnorm.nn.layer", "addnorm.nn.plain_steps")
 
@@ -61,12 +62,6 @@ def results(stack, x):
     return [y, *first, *second]
 
 
-def assert_equal(ours, theirs):
-    for mine, other in zip(ours, theirs, strict=True):
-        assert (mine is None) == (other is None)
-        assert mine is None or torch.equal(mine, other)
-
-
 @pytest.mark.parametrize("options", [{}, {"norm": "rms"}, {"elementwise_affine": False}, {"dropout": 0.3}, {"residual_dtype": torch.float64}],
                          ids=str)  # fmt: skip
 @pytest.mark.parametrize(
@@ -79,7 +74,7 @@ def test_every_row_has_the_bits_of_the_general_way(wiring, options, general):
         torch.manual_seed(9)
         return results(stack, x)
 
-    assert_equal(compute(), general(compute))
+    assert_same(compute(), general(compute))
 
 
 def test_plain_rows_run_in_the_loop(steps):
@@ -149,7 +144,7 @@ def test_changed_module_is_called(place, change, wiring, steps, general):
         ours, theirs = results(stack, x), general(lambda: results(stack, x))
     assert calls
     assert steps[0] == ran
-    assert_equal(ours, theirs)
+    assert_same(ours, theirs)
     assert torch.equal(ours[0], before) == (change not in ("subclass", *OF_CONNECTIONS))
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import addnorm
 from addnorm.nn import Decoder, Encoder, Transformer
 from addnorm.wirings.init import weight_roles
+from support.equality import assert_same
 from support.transformer_inputs import (
     HEADS,
     D,
@@ -72,7 +73,7 @@ def test_checkpointing_keeps_numbers_with_masks_and_dropout(kind):
     keep = make_padding(kind)
     tensors = make_inputs(kind)
     a, b = (compute_gradients(lambda *t, m=m: m(*t, **keep), m.parameters(), tensors) for m in (module, other))
-    assert all(torch.equal(first, second) for first, second in zip(a, b, strict=True))
+    assert_same(a, b)
 
 
 def test_norm_kind_bias_eps_and_dropout_are_passed_on():

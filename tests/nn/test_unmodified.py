@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from addnorm import ResidualStack, Row, Wiring, wirings
 from addnorm.nn import SelfAttention, attention, step
 from addnorm.wirings import coefficients
+from support.equality import assert_same
 from support.stream_stacks import D, branches, perturb
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
@@ -231,7 +232,7 @@ def test_changed_module_is_called(place, name, monkeypatch):
         if "of all" in name:
             handle.remove()
     for ours, theirs, old in zip(changed, called, before, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        assert_same(ours, theirs)
         if "static" in place and "backward" in name:
             continue  # its coefficients have no gradient with respect to the streams
         if name == NEUTRAL:

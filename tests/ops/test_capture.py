@@ -12,6 +12,7 @@ import addnorm
 from addnorm.ops.streams.kinds import KINDS
 from support.capture_routes import ROUTES, assert_gradients_survive
 from support.deployed import operators
+from support.equality import assert_same
 from support.pairwise import mark_slow
 from support.stream_calls import make_call
 
@@ -116,8 +117,7 @@ def test_unrequested_outputs_stay_placeholders(outputs):
     inputs = [torch.randn(3, 9, requires_grad=True), torch.randn(3, 9), None, None, 1e-5, 0]
     results = ops.add_norm_forward(*inputs, outputs=outputs)
     expected = ops.add_norm_forward.kernel(*inputs, outputs=outputs)
-    assert [t.shape for t in results] == [t.shape for t in expected]
-    assert all(a.equal(e) for a, e in zip(results, expected, strict=True))
+    assert_same(results, expected)
 
 
 def test_exported_program_has_second_derivatives():
@@ -148,7 +148,7 @@ def test_autocast_changes_no_bit_of_a_call(kind):
         results = [call(), call(call.leaves()), torch.export.export(module, (call.tensors,)).module()(call.tensors)]
         transformed = torch.func.vjp(call, call.tensors)[0]
     for result in results:
-        assert all(t.equal(expected[name]) and t.dtype == expected[name].dtype for name, t in result.items())
+        assert_same(result, expected)
     assert [t.dtype for t in transformed.values()] == [t.dtype for t in expected.values()]
     torch.testing.assert_close(transformed, expected, rtol=2**-7, atol=1e-2)  # two roundings of bfloat16 apart
 

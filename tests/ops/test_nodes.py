@@ -9,6 +9,7 @@ from addnorm.ops import autograd, dispatch
 from functional.test_compile import fresh_cache, test_gradient_between_two_graphs_has_a_derivative  # noqa: F401
 from ops.test_autograd import *  # noqa: F403
 from support.cases import DTYPES, VARIANTS, gradients, leaves, make
+from support.equality import assert_same
 from support.pairwise import rotate
 
 NODE, DIRECT = autograd.node, autograd.direct
@@ -30,8 +31,7 @@ def test_both_nodes_have_the_same_bits(monkeypatch, variant, dtypes):
     kinds = {type(t.grad_fn).__name__ for t in call(leaves(call)).values()}
     monkeypatch.setattr(autograd, "node", NODE)
     assert kinds == {"AddNormFunctionBackward"} != {type(t.grad_fn).__name__ for t in call(leaves(call)).values()}
-    for name, grad in gradients(call).items():
-        assert grad.equal(in_python[name]), name
+    assert_same(gradients(call), in_python)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

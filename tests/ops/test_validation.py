@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import addnorm
 from support.cases import FUNCTIONS, make
+from support.equality import assert_same
 from support.inplace_calls import IN_PLACE
 
 good = torch.randn(2, 3, 8)
@@ -223,7 +224,7 @@ def test_tensors_of_odd_forms_are_refused_by_name(variant, written):
         for words, odd in forms.items():
             with pytest.raises(TypeError, match=f"(^| ){name} {words}.*expected"):
                 function(**{**tensors, name: odd}, **call.options)
-    assert all(t.equal(before[name]) for name, t in tensors.items())
+    assert_same(tensors, before)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -192,8 +192,8 @@ def test_factors_between_adds(before, after):
             if k < 2:
                 components = [model.multiply(part, after) for part in components]
                 state = model.multiply(state, after)
-    for source, component in zip(("x_0", "f.0", "f.1", "f.2"), components, strict=True):
-        torch.testing.assert_close(parts.components()[source], component, rtol=1e-9, atol=1e-12)
+    assert [*parts.components()] == ["x_0", "f.0", "f.1", "f.2"]
+    torch.testing.assert_close([*parts.components().values()], components, rtol=1e-9, atol=1e-12)
 
     if all(factor is None or isinstance(factor, float) for factor in (before, after)):
         with addnorm.record(model, grads=False) as rec, torch.no_grad():

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from addnorm import ResidualStack, wirings
 from addnorm.wirings import Place, coefficients
 from support import stream_formulas
+from support.equality import assert_same
 from support.stream_stacks import WIRINGS, Branch, branches
 from support.torch_transformers import randomize
 
@@ -171,7 +172,7 @@ def test_load_refuses_a_source_with_other_constants(name):
             ValueError, match=r"^\w+ is .*, expected .* as in the source: build the wiring with that \w+\.$"
         ):
             module.load_transformers(source(changed))
-    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert_same([*module.parameters()], before)
 
 
 def test_load_says_which_module_has_no_counterpart():

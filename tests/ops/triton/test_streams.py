@@ -10,6 +10,7 @@ import addnorm
 from addnorm.ops.streams.kinds import KINDS
 from addnorm.ops.triton import plan
 from addnorm.ops.triton.streams import operators
+from support.equality import assert_same
 from support.pairwise import mark_slow
 from support.stream_calls import (
     BY_TOKEN,
@@ -95,7 +96,7 @@ def test_strided_and_expanded_inputs_give_the_same_bits(no_reference):
     expected = run(call, call.leaves(), cotangents)
     strided = {name: t.transpose(0, -1).contiguous().transpose(0, -1) for name, t in call.tensors.items()}
     actual = run(call, {name: t.requires_grad_() for name, t in strided.items()}, cotangents)
-    assert all(torch.equal(actual[name], t) for name, t in expected.items())
+    assert_same(actual, expected)
     x = torch.randn(5, 1, 24).expand(5, 4, 24)
     reads = [addnorm.add_norm_streams(t, collapse=torch.arange(4.0)).read for t in (x, x.contiguous())]
     assert torch.equal(*reads)
@@ -107,8 +108,7 @@ def test_unused_outputs_add_no_gradient(no_reference):
     for name in cotangents:
         one = {key: t if key == name else torch.zeros_like(t) for key, t in cotangents.items()}
         actual, expected = (run(call, call.leaves(), c) for c in ({name: cotangents[name]}, one))
-        for key, t in expected.items():
-            torch.testing.assert_close(actual[key], t, rtol=1e-5, atol=1e-6, msg=f"{key} from {name}")
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_far_means_do_not_cost_accuracy_in_hyper(no_reference):

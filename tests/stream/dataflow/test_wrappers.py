@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import addnorm
+from support.equality import assert_same
 from support.stacks import torch_encoder
 
 WIDTH = 16
@@ -161,8 +162,7 @@ def test_record_keeps_gradients(change):
         else:
             model(X).square().mean().backward()
         grads.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert grads[0].keys() == grads[1].keys()
-    assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
+    assert_same(*grads)
 
 
 def test_norm_weights_in_wrappers_close():

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.models.inputs import SENTENCES
 from addnorm.stream.models.load import load
+from support.equality import assert_same
 from support.model_loading import run, saved_in, sentence
 
 
@@ -52,7 +53,7 @@ def test_directory_weights_are_loaded(saved):
     assert not loaded.model.training
     assert loaded.source == f"The weights are those of model.safetensors in {saved}."
     original = load("bert").model.state_dict()
-    assert all(torch.equal(value, original[name]) for name, value in loaded.model.state_dict().items())
+    assert_same(loaded.model.state_dict(), original)
     assert run(loaded).last_hidden_state.shape == (2, 16, 64)
 
 
