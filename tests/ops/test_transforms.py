@@ -64,10 +64,10 @@ def cotangents_by_batch(call, function, tangents):
     leaves = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
     outputs = {name: t for name, t in function(leaves).items() if t.requires_grad}
     several = [torch.linspace(-1, 1, 3 * t.numel(), dtype=f64).view(3, *t.shape) for t in outputs.values()]
-    inputs, keeps = [*leaves.values()], isinstance(call, Call)  # with streams the formulas of the graph have no batches
-    found = torch.autograd.grad([*outputs.values()], inputs, several, create_graph=keeps, is_grads_batched=True)
+    inputs = [*leaves.values()]
+    found = torch.autograd.grad([*outputs.values()], inputs, several, create_graph=True, is_grads_batched=True)
     loss = sum(g.square().sum() for g in found)
-    return found, torch.autograd.grad(loss, inputs, materialize_grads=True) if keeps else ()
+    return found, torch.autograd.grad(loss, inputs, materialize_grads=True)
 
 
 def dual_numbers(call, function, tangents):

@@ -52,13 +52,13 @@ def gradients(a: Any, wide: torch.dtype) -> dict[str, Tensor | None]:
             back = dlogits @ weight
             dot = (back * centred).mean(-1, keepdim=True)
             g = g + rstd * (back - back.mean(-1, keepdim=True) - centred * dot)
-            grads["project"] = torch.einsum("...r,...d->rd", dlogits, centred)
+            grads["project"] = _outer(dlogits, centred)
         else:
             flat, logits = x.flatten(-2), a.logits.to(wide)
             back = (dlogits * saved) @ weight
             back = back - saved.square() * (dlogits * logits).sum(-1, keepdim=True) / flat.shape[-1] * flat
-            g = g + back.unflatten(-1, x.shape[-2:])
-            grads["project"] = torch.einsum("...r,...i->ri", dlogits * saved, flat)
+            g = g + back.reshape(x.shape)
+            grads["project"] = _outer(dlogits * saved, flat)
     if branch is None:
         return {**grads, "streams": g, "branch": None, "mix": None, "inject": None}
     own = streams.to(wide)
@@ -85,12 +85,12 @@ def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple
         parts.append(each if a.dinject is None else a.dinject.to(wide))
     if sizes.mix:
         square = each.new_zeros((*each.shape, n))
-        parts.append((square if a.dmix is None else a.dmix.to(wide)).flatten(-2))
+        parts.append((square if a.dmix is None else a.dmix.to(wide)).reshape(*each.shape[:-1], n * n))
     if kind == KINDS["hyper"]:
         moves = logits.unflatten(-1, (n, n + 2))
         slope = 1.0 - torch.tanh(moves).square()
         factors = [scale[0] * slope[..., 0], scale[1] * slope[..., 1]]
-        rest = (parts[2].unflatten(-1, (n, n)) * scale[0]).transpose(-1, -2) * slope[..., 2:]
+        rest = (parts[2].reshape(*each.shape, n) * scale[0]).transpose(-1, -2) * slope[..., 2:]
         front = [part * factor for part, factor in zip(parts, factors, strict=False)]
         return torch.cat(parts, -1), torch.cat([torch.stack(front, -1), rest], -1)
     base, begin, results, back = a.base.to(wide), 0, [], []
@@ -101,12 +101,19 @@ def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple
             gate = torch.sigmoid(pre)
             gradient = part * factor * gate * (1.0 - gate)
         else:
-            square = _sinkhorn_backward(pre.unflatten(-1, (n, n)), part.unflatten(-1, (n, n)), a.iterations, a.gate_eps)
-            gradient = square.flatten(-2)
+            square = _sinkhorn_backward(
+                pre.unflatten(-1, (n, n)), part.reshape(*each.shape, n), a.iterations, a.gate_eps
+            )
+            gradient = square.reshape(part.shape)
         results.append(gradient)
         back.append(gradient * scale[place])
         begin = end
     return torch.cat(results, -1), torch.cat(back, -1)
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    """Return the sum over all tokens of the outer products of `(*, r)` and `(*, d)`: `(r, d)`."""
+    return left.reshape(-1, left.shape[-1]).mT @ right.reshape(-1, right.shape[-1])
 
 
 def parameters_backward(a: Any, pre: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,12 +121,16 @@ def parameters_backward(a: Any, pre: Tensor) -> tuple[Tensor, Tensor]:
     kind, scale, logits, n = a.kind, a.scale, a.logits, a.streams.shape[-2]
     if kind == KINDS["hyper"]:
         moves = torch.tanh(logits.unflatten(-1, (n, n + 2)))
-        front, rest = pre[..., : 2 * n].unflatten(-1, (2, n)), pre[..., 2 * n :].unflatten(-1, (n, n)).transpose(-1, -2)
+        tokens = pre.shape[:-1]
+        front, rest = (
+            pre[..., : 2 * n].reshape(*tokens, 2, n),
+            pre[..., 2 * n :].reshape(*tokens, n, n).transpose(-1, -2),
+        )
         grads = torch.cat([front.transpose(-1, -2), rest], -1)  # (*, n, n + 2), as the logits
-        each = reference.sum_rows((grads * moves).flatten(-2)).unflatten(-1, (n, n + 2)).sum(0)
+        each = reference.sum_rows(grads * moves)
         dscale = torch.stack([each[0] + each[2:].sum(), each[1]])
         alphas = torch.cat([scale[:2], scale[:1].expand(n)]).to(pre.dtype)
-        added = reference.sum_rows((grads * alphas * (1.0 - moves.square())).flatten(0, -2))
+        added = reference.sum_rows(grads * alphas * (1.0 - moves.square()))
         return dscale, torch.cat([reference.sum_rows(pre), added])
     products = reference.sum_rows(pre * logits)
     bounds = [0, n, 2 * n, n * (n + 2)][: scale.shape[0] + 1]

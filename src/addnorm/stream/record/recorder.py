@@ -77,8 +77,8 @@ def record(
 
     With several streams, or computed coefficients, statistics are those of all streams together; "rms_0", ... are those of each.
     Every recorded forward then runs once more before, with its activations in memory, to measure its matrices: use `every`. Where
-    coefficients are computed from the streams, "grad_frozen" is the gradient with these coefficients detached: norms and sublayers
-    pass it on as they are. It takes a second backward through the model, in which hooks on its tensors are called too.
+    coefficients are computed from the streams, "grad_frozen" is the gradient with these coefficients detached, but not the
+    norms and sublayers. It takes a second backward through the model, in which hooks on its tensors are called too.
 
     A sharded model communicates in its forward, and `record` runs it once more: enter the block in all processes. A process that
     is alone in the block raises an error after 30 seconds, before it communicates.
