@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from addnorm import ResidualStack
 from addnorm.nn import Encoder
 from addnorm.ops.streams import formula
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 
 JOBS = {"inference": "inference", "training": "forward + backward"}
 LAYERS, HEAD_DIM = 4, 64
@@ -112,5 +112,5 @@ def project(k: Any, streams: Tensor) -> Tensor:
 def gates(k: Any, streams: Tensor) -> tuple[Tensor, Any, Any]:
     """Return C, A and B of gates that are functions of the streams' common RMS norm; a head has C alone."""
     return formula.gates(
-        KINDS[k.kind], project(k, streams), k.scale, k.bias, k.iterations, k.eps, k.magnitude
+        GATE_KINDS[k.kind], project(k, streams), k.scale, k.bias, k.iterations, k.eps, k.magnitude
     )  # fmt: skip

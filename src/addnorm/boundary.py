@@ -19,7 +19,7 @@ from addnorm._util.torch_internals import in_transform, is_recording
 from addnorm.ops import dispatch, dtensor
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams import autograd, formula, validation
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from addnorm.ops.streams.schema import reads
 from addnorm.reference import compute_dtype
 
@@ -157,12 +157,12 @@ def add_norm_streams(
     check_choice("norm", norm, NORMS)
     if gates is not None and not isinstance(gates, StreamGates):
         raise TypeError(f"gates is of type {type(gates).__name__}, expected addnorm.StreamGates.")
-    if gates is not None and gates.kind not in KINDS:
+    if gates is not None and gates.kind not in GATE_KINDS:
         raise ValueError(f"gates.kind is {gates.kind!r}, expected 'manifold', 'independent', 'gates' or 'hyper'.")
     settings = gates or NO_GATES
     a = autograd.Inputs(
         streams, branch, mix, inject, collapse, settings.project, settings.scale, settings.base, weight, bias, eps, NORMS[norm],
-        KINDS[settings.kind], *settings[4:], streams_dtype, out_dtype,
+        GATE_KINDS[settings.kind], *settings[4:], streams_dtype, out_dtype,
     )  # fmt: skip
     try:
         new, read, *computed, _, _ = _call(a)
@@ -194,5 +194,5 @@ def _call(a: Any) -> Any:
 
 def compute_gates(streams: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return c, A and b of streams `(*, n, d_model)`, in torch's own operators: the coefficients of `add_norm_streams` alone."""
-    a = gates._replace(kind=KINDS[gates.kind])  # type: ignore[arg-type]  # the number of the schema
+    a = gates._replace(kind=GATE_KINDS[gates.kind])  # type: ignore[arg-type]  # the number of the schema
     return formula.compute_gates(a, streams, compute_dtype(streams))[2]

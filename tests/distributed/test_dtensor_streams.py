@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from support.distributed import case, make_test
 from support.dtensors import assert_no_communication, close, compare_gradients, leaves, mesh_of, partial_of
 from support.stream_calls import StreamCall, f64, make_call
 
 ROWS = (3, 5)  # two processes have two rows and one, or three and two
-CALLS = [*((kind, "write") for kind in KINDS), ("given", "shared"), ("given", "features"), ("manifold", "given"),
+CALLS = [*((kind, "write") for kind in GATE_KINDS), ("given", "shared"), ("given", "features"), ("manifold", "given"),
          ("hyper", "identity"), ("gates", "read"), ("manifold", "shared")]  # fmt: skip
 PARAMETERS = ("project", "scale", "base", "weight", "bias")
 

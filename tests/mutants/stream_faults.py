@@ -33,7 +33,8 @@ STREAMS = {
             Fault("exported-streams-not-transformed", "ops/streams/autograd.py", "$formula(a) if in_transform() else $node", "$node"),
             Fault(
                 "rows-needed-by-the-projection", "ops/streams/gradients.py",
-                "torch.einsum('...r,...i->ri', $d * $s, $x)", "($d * $s).flatten(0, -2).mT @ $x.flatten(0, -2)",
+                "$left.reshape(-1, $left.shape[-1]).mT @ $right.reshape(-1, $right.shape[-1])",
+                "$left.flatten(0, -2).mT @ $right.flatten(0, -2)",
             ),
             Fault(
                 "sinkhorn-gradient-of-the-share-with-eps", "ops/streams/gradients.py:_sinkhorn_backward",

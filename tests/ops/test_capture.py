@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import addnorm
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from support.capture_routes import ROUTES, assert_gradients_survive
 from support.deployed import operators
 from support.equality import assert_same
@@ -87,9 +87,9 @@ class StreamBlock(nn.Module):
 
 
 BLOCKS = {name: functools.partial(Block, call) for name, call in CALLS.items()}
-BLOCKS |= {kind: functools.partial(StreamBlock, kind) for kind in KINDS}
+BLOCKS |= {kind: functools.partial(StreamBlock, kind) for kind in GATE_KINDS}
 DEFAULT = [(route, name) for route in ROUTES for name in ("LayerNorm and stream", "options")]
-DEFAULT += [(route, [*KINDS][i % len(KINDS)]) for i, route in enumerate(ROUTES)]
+DEFAULT += [(route, [*GATE_KINDS][i % len(GATE_KINDS)]) for i, route in enumerate(ROUTES)]
 DEFAULT += [("export", name) for name in CALLS] + [("jit.trace", "norm alone"), ("dispatch mode", "add alone")]
 
 
@@ -108,7 +108,7 @@ def test_export_records_what_serving_needs(name):
             graphs.append(operators(torch.export.export(block, (x,))))
     assert graphs[0] == graphs[1]
     (operator,) = graphs[0]
-    expected = ("add_norm_streams",) if name in KINDS else ("add_norm", "add_norm_stream", "add_norm_forward")
+    expected = ("add_norm_streams",) if name in GATE_KINDS else ("add_norm", "add_norm_stream", "add_norm_forward")
     assert operator in [f"addnorm.{one}.default" for one in expected]
 
 
@@ -137,7 +137,7 @@ def test_captured_autocast_has_eagers_dtypes(dtype):
     assert actual.equal(expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GATE_KINDS)
 def test_autocast_changes_no_bit_of_a_call(kind):
     """Parameters and arithmetic stay in float32, also in a captured call and under a transform."""
     call = make_call(N, D, (4,), kind, dtype=torch.bfloat16)
@@ -155,7 +155,7 @@ def test_autocast_changes_no_bit_of_a_call(kind):
 
 MODELS = {
     "pre-LN": lambda: addnorm.nn.Encoder(1, D, nhead=2, wiring="pre_ln").eval(),
-    **{kind: BLOCKS[kind] for kind in KINDS},
+    **{kind: BLOCKS[kind] for kind in GATE_KINDS},
 }
 EXPORTS = itertools.product(MODELS, (False, True), (False, True))
 FIRST = [("pre-LN", False, True), ("gates", True, False), ("hyper", False, True)]

@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import addnorm
 from addnorm.ops.schema import OVERLOADS, SCHEMAS
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 from support.cases import DTYPES, VARIANTS, make
 from support.deployed import Calls, dynamic, encoder, operators
@@ -97,7 +97,7 @@ def assert_same_gradients(program, model, x):
 
 
 JOINT = {name: make(name, "float32", (3, 8)) for name in ("LayerNorm", "layer_scale (d,)")}
-JOINT |= {kind: make_call(3, 8, (4,), kind) for kind in KINDS}
+JOINT |= {kind: make_call(3, 8, (4,), kind) for kind in GATE_KINDS}
 
 
 @pytest.mark.parametrize("name", JOINT)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from support.cases import BASIC, DTYPES, OPTIONS, SHAPES, VARIANTS, bf16, f32, f64
 from support.memory_layouts import LAYOUTS
 from support.operator_calls import OUTPUTS, assert_equal_references, assert_separate, record_calls, record_streams
@@ -38,7 +38,7 @@ def test_references_return_no_alias(variant, shape):
                 assert_separate(one.repeat("_reference", lambda t: t), one.arguments.values())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GATE_KINDS)
 def test_operators_of_streams_return_no_alias(kind):
     for mode in ("write", "identity"):
         for one in record_streams(make_call(3, 8, (2, 3), kind, dtype=f32, mode=mode, norm="none")):

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 import addnorm
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from support.cases import VARIANTS, Call, cotangents, f64, gradients, make
 from support.oracle import added, exact, keep_mask
 from support.pairwise import rotate
@@ -33,7 +33,7 @@ Function = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 def make_pair(name):
     """Return a call, and its formula in torch's own operators."""
-    if name in KINDS:
+    if name in GATE_KINDS:
         call = in_float64(make_call(2, 5, (ROWS,), name), iterations=2)
         return call, call.formula
     call = make(name, "float64", (ROWS, 5))
@@ -120,7 +120,7 @@ def transform_both(transform, name, change=lambda call, tensors: call):
     return (TRANSFORMS[transform](call, f, tangents) for f in (change(call, one), formula))
 
 
-@pytest.mark.parametrize("name", [*OPERATION, *KINDS])
+@pytest.mark.parametrize("name", [*OPERATION, *GATE_KINDS])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transform_has_the_derivatives_of_the_formula(transform, name):
     assert_close(*transform_both(transform, name), rtol=1e-9, atol=1e-9)
@@ -133,7 +133,7 @@ def export(call, tensors):
 
 
 EXPORTED = [
-    *rotate(["grad", "jvp", "vmap", "jvp of grad"], [*OPERATION, *KINDS], 4),
+    *rotate(["grad", "jvp", "vmap", "jvp of grad"], [*OPERATION, *GATE_KINDS], 4),
     *(("grad", name) for name, variant in VARIANTS.items() if not {"dropout_p", "residual_dtype", "out_dtype"} & {*variant.options}),
 ]  # fmt: skip
 

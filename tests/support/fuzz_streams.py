@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from addnorm.ops.options import NORMS
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from support.fuzz_bits import compute, is_same, on_other_threads
 from support.fuzz_calls import lay_out
 from support.fuzz_invalid import call_operators, check_refused
@@ -20,7 +20,7 @@ def make(seed):
     """Return the call of this seed."""
     rng = random.Random(f"streams {seed}")
     torch.manual_seed(seed)
-    kind, dtype = rng.choice([*KINDS]), rng.choice([*FLOATS, torch.float64])
+    kind, dtype = rng.choice([*GATE_KINDS]), rng.choice([*FLOATS, torch.float64])
     rows = rng.choice([(), (1,), (rng.randint(0, 40),), (2, rng.randint(1, 9)), (rng.randint(100, 300),)])
     d = rng.choice([rng.randint(1, 9), rng.randint(1, 80), rng.randint(1, 600)])
     d = max(d, 33) if kind == "hyper" else d  # the norm of a few features may be that of a constant

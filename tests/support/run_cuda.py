@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from support.cases import VARIANTS, gradients, make, moved
 from support.stream_calls import make_call, make_cotangents, run
 
@@ -27,7 +27,7 @@ def main(part=0, parts=1):
         return 1
     calls = [
         *itertools.product(VARIANTS, ("bfloat16", "float32 stream, bfloat16 branch"), SHAPES),
-        *itertools.product(KINDS, STREAMS),
+        *itertools.product(GATE_KINDS, STREAMS),
     ][part::parts]
     for call in calls:
         run_streams(*call) if len(call) == 2 else run_one(*call)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import addnorm
 from addnorm.ops import cpu
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from support import accuracy, stream_calls
 from support.cases import BASIC, DTYPES, OPTIONS, Call, bf16, cotangents, f16, f32, f64, make
 from support.inplace_calls import in_place, into, nan
@@ -70,10 +70,10 @@ def list_calls(cover):
 def list_streams(cover):
     """Return the calls of n streams as arguments of `build_streams`."""
     if not cover:
-        cases = itertools.product(STREAMS, STREAM_WIDTHS[:4], KINDS, MODES)
+        cases = itertools.product(STREAMS, STREAM_WIDTHS[:4], GATE_KINDS, MODES)
         return [(n, d, ROWS[(i + n) % 5], kind, mode, i) for i, (n, d, kind, mode) in enumerate(cases)]
     cases = []
-    for i, (n, kind) in [*enumerate(itertools.product(STREAMS, KINDS))][::2]:
+    for i, (n, kind) in [*enumerate(itertools.product(STREAMS, GATE_KINDS))][::2]:
         d, rows = STREAM_WIDTHS[(i + n) % 5], ROWS[(i // 2) % 5]
         if rows == (130,) or n > 8:
             d = min(d, 257 if n < 9 else 65)

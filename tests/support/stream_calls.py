@@ -10,7 +10,7 @@ import addnorm
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams import formula
 from addnorm.ops.streams.autograd import Inputs
-from addnorm.ops.streams.kinds import KINDS, sizes_of
+from addnorm.ops.streams.kinds import GATE_KINDS, sizes_of
 from support.oracle import UNIT
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
@@ -61,7 +61,7 @@ class StreamCall:
             x = x + (new.to(x.dtype) - x).detach()
         t |= {"branch": None, "mix": None, "inject": None}
         a = Inputs(
-            x, **t, eps=self.options.get("eps", 1e-5), norm=NORMS[self.norm], kind=KINDS[self.kind], iterations=self.iterations,
+            x, **t, eps=self.options.get("eps", 1e-5), norm=NORMS[self.norm], kind=GATE_KINDS[self.kind], iterations=self.iterations,
             gate_eps=1e-6, project_eps=1e-6, magnitude=2.0,
             **{name: None if x.dtype == f64 else dtypes[name] for name in ("streams_dtype", "out_dtype")},
         )  # fmt: skip
@@ -99,7 +99,7 @@ def make_call(
     elif mode in ("given", "shared") or kind == "given":
         t["collapse"] = torch.randn(*tokens, n)
     if kind != "given":
-        sizes = sizes_of(KINDS[kind], n)
+        sizes = sizes_of(GATE_KINDS[kind], n)
         shape = (n + 2, d) if kind == "hyper" else (sizes.logits, n * d)
         t |= {
             "project": torch.randn(shape) / d**0.5,
@@ -113,7 +113,7 @@ def make_call(
 
 def make_varied_call(kind, mode, dtype, sizes):
     """Return a call whose tokens, norm and size, one of `sizes` (n and d_model), vary with its kind and mode."""
-    i = list(KINDS).index(kind) * 7 + MODES.index(mode)
+    i = list(GATE_KINDS).index(kind) * 7 + MODES.index(mode)
     n, d = sizes[i % len(sizes)]
     return make_call(n, d, ((), (1,), (2, 9), (37,))[i % 4], kind, dtype=dtype, mode=mode, norm=[*NORMS][i % 3])
 

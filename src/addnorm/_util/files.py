@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-KINDS = {
+FILE_KINDS = {
     stat.S_IFDIR: "a directory", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
 }  # fmt: skip
@@ -120,7 +120,7 @@ def _target(path: str | Path, name: str = "path") -> Path:
     with suppress(FileNotFoundError):
         kind = stat.S_IFMT(target.stat().st_mode)
         if kind != stat.S_IFREG:
-            description = KINDS.get(kind, "no regular file")
+            description = FILE_KINDS.get(kind, "no regular file")
             raise UnwritableError(f"{name} is {str(path)!r}, {description}, expected the file to write: {REMEDY}.")
     return target
 

@@ -25,7 +25,7 @@ PathOf = Callable[[fx.Node], str]  # the path of the module that a node comes fr
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 OWNED = re.compile(r"\._(parameters|buffers)\[[^\]]*\]$")
 UNKNOWN_SIZE = 2  # in place of a size that depends on the data
-KINDS = {"parameters": PARAMETER, "buffers": CONSTANT}
+TENSOR_KINDS = {"parameters": PARAMETER, "buffers": CONSTANT}
 
 
 class TracedGraph:
@@ -273,4 +273,4 @@ def _owner_kind(node: fx.Node) -> tuple[int, Tensor | None]:
     if owned is None:
         return DATA, None
     single = isinstance(example, Tensor) and example.numel() == 1 and not isinstance(example, FakeTensor)
-    return KINDS[owned[1]], example if single else None
+    return TENSOR_KINDS[owned[1]], example if single else None

@@ -20,7 +20,7 @@ from addnorm._util import jsonio
 from addnorm._util.files import UnwritableError, write_text
 from addnorm.lab.streams import Numbers
 
-KINDS = ("run", "untrained")
+RESULT_KINDS = ("run", "untrained")
 # The fields of a result that a comparison needs, with their types.
 FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "run": {"settings": dict, "losses": list, "sites": list, "recorded": dict, "diverged": bool}
@@ -90,7 +90,7 @@ class ResultStore:
         for number, line in enumerate(self.file.read_bytes().split(b"\n")[:-1], 1):
             try:
                 result = jsonio.loads(line)
-                if result["kind"] in KINDS:  # other versions may have other kinds
+                if result["kind"] in RESULT_KINDS:  # other versions may have other kinds
                     self.results[result["key"]] = result
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise self._refusal(number) from None

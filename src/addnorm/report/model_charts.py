@@ -17,7 +17,7 @@ GRADIENTS: Names = {"‖∂loss / ∂stream‖": ("grad", "l2"), "‖∂loss / �
 WRITES: Names = {"‖write‖ / ‖stream‖": ("write", "ratio"), "cos(write, stream)": ("write", "cosine")}
 SIMILARITY: Names = {"cos(token, token)": ("out", "similarity")}
 SIGMA: Names = {f"σ of {name}": (name, "sigma") for name in ("norm_in", "norm_branch", "norm_out", "norm_final")}
-KINDS = ("attention", "feed-forward", "cross-attention", "other")
+SUBLAYER_KINDS = ("attention", "feed-forward", "cross-attention", "other")
 
 
 def depth_charts(rec: Recording) -> Iterator[Chart]:
@@ -124,7 +124,9 @@ def ablation_chart(ablations: Sequence[Ablation]) -> Chart:
                 for one, value in zip(ablations, values, strict=True)
                 if one.site.kind == kind
             ]
-            series.append(Series(kind, points, form="bars", colour=KINDS.index(kind), dash=KINDS.index(kind)))
+            series.append(
+                Series(kind, points, form="bars", colour=SUBLAYER_KINDS.index(kind), dash=SUBLAYER_KINDS.index(kind))
+            )
         return Panel(label, series, log=False, height=150)
 
     rows: list[list[Cell]] = [

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from support.equality import assert_same
 from support.pairwise import rotate
 from support.second_order import assert_second_order, entangle
@@ -26,7 +26,7 @@ from support.stream_calls import (
 SIZES = ((1, 40), (2, 7), (3, 64), (4, 200), (5, 33), (8, 130))  # n and d_model
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GATE_KINDS)
 @pytest.mark.parametrize("dtype", [f32, bf16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_boundary_is_accurate(kind, dtype, mode):
@@ -39,7 +39,7 @@ def test_long_rows_and_many_tokens_are_accurate(kind, n, d):
     assert_accurate(make_call(n, d, (300,), kind, norm="rms"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GATE_KINDS)
 def test_gradients_are_those_of_torch_in_float64(kind):
     """The reference's own gradients against torch's differentiation of the formula."""
     call = make_call(3, 10, (2, 5), kind, dtype=f64, mode="write")
@@ -53,9 +53,9 @@ def test_gradients_are_those_of_torch_in_float64(kind):
 FROZEN = ((), ("streams",), ("weight", "bias"), ("project", "scale"), ("branch", "collapse"))
 
 
-@pytest.mark.parametrize(("kind", "mode"), rotate([*KINDS], MODES, 2))
+@pytest.mark.parametrize(("kind", "mode"), rotate([*GATE_KINDS], MODES, 2))
 def test_second_derivative_of_inputs_that_depend_on_each_other(kind, mode):
-    index = list(KINDS).index(kind) + MODES.index(mode)
+    index = list(GATE_KINDS).index(kind) + MODES.index(mode)
     call = make_call(3, 5, (2,), kind, mode=mode, norm=("layer", "rms", "none")[index % 3], eps=0.1)
     call = in_float64(call, iterations=2)
     for i, frozen in enumerate(FROZEN):
@@ -78,7 +78,7 @@ DTYPES = (
 )
 
 
-@pytest.mark.parametrize(("kind", "dtypes"), rotate([*KINDS], DTYPES, 2))
+@pytest.mark.parametrize(("kind", "dtypes"), rotate([*GATE_KINDS], DTYPES, 2))
 def test_create_graph_gives_the_gradients_of_the_kernels(kind, dtypes):
     call = make_call(3, 16, (2, 5), kind, dtype=dtypes[0], **dtypes[1])
     results = []

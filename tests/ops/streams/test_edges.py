@@ -5,7 +5,7 @@ import torch
 
 import addnorm
 from addnorm.ops import cpu
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from support.equality import assert_same
 from support.memory import need
 from support.stream_calls import (
@@ -17,7 +17,7 @@ from support.stream_calls import (
     run,
 )  # fmt: skip
 
-GATED = [kind for kind in KINDS if kind != "given"]
+GATED = [kind for kind in GATE_KINDS if kind != "given"]
 
 
 @pytest.mark.parametrize("kind", GATED)
@@ -49,7 +49,7 @@ def test_constants_of_1e30_have_finite_gradients(kind, sign):
         torch.testing.assert_close(results[name].to(f64), exact[name], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GATE_KINDS)
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
 def test_no_tokens_give_zero_gradients_of_parameters(kind, shape):
     for mode in ("write", "shared", "features", "read"):

@@ -7,7 +7,7 @@ import torch
 
 import addnorm
 from addnorm.ops.options import NORMS
-from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.kinds import GATE_KINDS
 from addnorm.ops.streams.schema import INPUTS
 from support import fuzz_streams
 from support.stream_calls import BY_TOKEN, f32, f64, make_call, make_cotangents, run
@@ -41,10 +41,10 @@ def test_gates_of_another_type_are_refused():
         addnorm.add_norm_streams(torch.randn(3, 2, 16), gates=(1, 2))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GATE_KINDS)
 def test_operator_refuses_wrong_sizes_of_each_tensor(kind):
     call = make_call(3, 8, (2,), kind, mode="write")
-    numbers = {"eps": 1e-5, "norm": NORMS[call.norm], "kind": KINDS[kind], "iterations": 2, "gate_eps": 0.0,
+    numbers = {"eps": 1e-5, "norm": NORMS[call.norm], "kind": GATE_KINDS[kind], "iterations": 2, "gate_eps": 0.0,
                "project_eps": 0.0, "magnitude": 2.0}  # fmt: skip
     arguments = {name: numbers.get(name, call.tensors.get(name)) for name in INPUTS}
     torch.ops.addnorm.add_norm_streams(**arguments)
@@ -113,7 +113,7 @@ def test_gates_of_other_streams_raise_one_sentence():
         addnorm.add_norm_streams(torch.randn(3, 4, 9), gates=gates)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GATE_KINDS)
 @pytest.mark.parametrize(("n", "dtype"), [(17, f32), (2, f64)], ids=str)
 def test_reference_differentiates_streams_without_tokens(kind, n, dtype):
     """Streams of shape (n, d_model), which the kernels do not compute in these sizes and dtypes."""

@@ -22,7 +22,7 @@ from addnorm._util.norms import BY_CODE
 from addnorm.ops.options import NORMS
 from addnorm.ops.schema import empty_placeholder
 from addnorm.ops.streams import validation
-from addnorm.ops.streams.kinds import KINDS, sizes_of
+from addnorm.ops.streams.kinds import GATE_KINDS, sizes_of
 
 
 def write(
@@ -84,7 +84,7 @@ def gates(
 
     The logits are those of c, of b and of A row by row; of hyper `(*, n, n + 2)`: c_j, b_j and A_1j ... A_nj of each stream j.
     """
-    if kind == KINDS["hyper"]:
+    if kind == GATE_KINDS["hyper"]:
         n = logits.shape[-2]
         moves = torch.tanh(logits)
         rest = base[..., 2 * n : n * (n + 2)].unflatten(-1, (n, n))
@@ -93,12 +93,14 @@ def gates(
             rest + scale[0] * moves[..., 2:].transpose(-1, -2),
             base[..., n : 2 * n] + scale[1] * moves[..., 1],
         )
-    if kind == KINDS["gates"]:
+    if kind == GATE_KINDS["gates"]:
         return torch.sigmoid(logits * scale[0] + base) + gate_eps, None, None
-    n = logits.shape[-1] // 2 if kind == KINDS["independent"] else math.isqrt(logits.shape[-1] + 1) - 1  # of n (n + 2)
+    n = (
+        logits.shape[-1] // 2 if kind == GATE_KINDS["independent"] else math.isqrt(logits.shape[-1] + 1) - 1
+    )  # of n (n + 2)
     collapse = torch.sigmoid(logits[..., :n] * scale[0] + base[..., :n]) + gate_eps
     inject = magnitude * torch.sigmoid(logits[..., n : 2 * n] * scale[1] + base[..., n : 2 * n])
-    if kind == KINDS["independent"]:
+    if kind == GATE_KINDS["independent"]:
         return collapse, None, inject + gate_eps
     mix = (logits[..., 2 * n :] * scale[2] + base[..., 2 * n :]).unflatten(-1, (n, n))
     return collapse, sinkhorn(mix, iterations, gate_eps), inject
@@ -108,7 +110,7 @@ def compute_gates(
     a: Any, streams: Tensor, wide: torch.dtype
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None, Tensor | None]]:
     """Return the logits, the statistics of the streams' norm, and c', A' and b' of a call with gates."""
-    if a.kind == KINDS["hyper"]:
+    if a.kind == GATE_KINDS["hyper"]:
         size = sizes_of(a.kind, streams.shape[-2]).logits
         base, each = a.base[:size].to(wide), a.base[size:]
         logits, stats = project_each(streams, a.project, each, a.project_eps, wide)
@@ -130,9 +132,9 @@ def boundary(a: Any) -> tuple[Tensor, ...]:
     if a.branch is not None:
         new = write(streams, a.branch, a.mix, a.inject, a.streams_dtype or streams.dtype, wide)
     used, found, logits, stats = a.collapse, (placeholder(), placeholder(), placeholder()), placeholder(), []
-    if a.kind != KINDS["given"]:
+    if a.kind != GATE_KINDS["given"]:
         each, moments, computed = compute_gates(a, new, wide)
-        is_hyper = a.kind == KINDS["hyper"]
+        is_hyper = a.kind == GATE_KINDS["hyper"]
         logits = each.flatten(-2) if is_hyper else each
         stats = [moments.flatten(-2) if is_hyper else moments]
         found = tuple(placeholder() if t is None else t.contiguous() for t in computed)  # type: ignore[assignment]  # three

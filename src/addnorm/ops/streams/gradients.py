@@ -12,7 +12,7 @@ from addnorm import reference
 from addnorm._util.norms import BY_CODE
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams import formula
-from addnorm.ops.streams.kinds import KINDS, sizes_of
+from addnorm.ops.streams.kinds import GATE_KINDS, sizes_of
 
 
 def gradients(a: Any, wide: torch.dtype) -> dict[str, Tensor | None]:
@@ -41,12 +41,12 @@ def gradients(a: Any, wide: torch.dtype) -> dict[str, Tensor | None]:
             grads["collapse"] = found
         else:
             dcollapse = found if dcollapse is None else dcollapse.to(wide) + found
-    if a.kind != KINDS["given"]:
+    if a.kind != GATE_KINDS["given"]:
         pre, dlogits = gates_backward(a, dcollapse, wide)
         grads["scale"], grads["base"] = parameters_backward(a, pre)
         weight = a.project.to(wide)
         saved = a.stats[..., 2:].to(wide)
-        if a.kind == KINDS["hyper"]:
+        if a.kind == GATE_KINDS["hyper"]:
             mean, rstd = saved.unflatten(-1, (-1, 2)).split(1, -1)
             centred = (x - mean) * rstd
             back = dlogits @ weight
@@ -86,7 +86,7 @@ def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple
     if sizes.mix:
         square = each.new_zeros((*each.shape, n))
         parts.append((square if a.dmix is None else a.dmix.to(wide)).reshape(*each.shape[:-1], n * n))
-    if kind == KINDS["hyper"]:
+    if kind == GATE_KINDS["hyper"]:
         moves = logits.unflatten(-1, (n, n + 2))
         slope = 1.0 - torch.tanh(moves).square()
         factors = [scale[0] * slope[..., 0], scale[1] * slope[..., 1]]
@@ -119,7 +119,7 @@ def _outer(left: Tensor, right: Tensor) -> Tensor:
 def parameters_backward(a: Any, pre: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `scale` (α) and `base` (β) from `pre`, the first result of `gates_backward`."""
     kind, scale, logits, n = a.kind, a.scale, a.logits, a.streams.shape[-2]
-    if kind == KINDS["hyper"]:
+    if kind == GATE_KINDS["hyper"]:
         moves = torch.tanh(logits.unflatten(-1, (n, n + 2)))
         tokens = pre.shape[:-1]
         front, rest = (

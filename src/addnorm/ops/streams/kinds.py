@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-KINDS = {"given": 0, "manifold": 1, "independent": 2, "gates": 3, "hyper": 4}
+GATE_KINDS = {"given": 0, "manifold": 1, "independent": 2, "gates": 3, "hyper": 4}
 
 
 class Sizes(NamedTuple):
@@ -30,9 +30,9 @@ def sizes_of(kind: int, n: int) -> Sizes:
     """Return the sizes of a kind for n streams."""
     both = n * (n + 2)
     return {
-        KINDS["given"]: Sizes(0, 0, 0, False, False, 0),
-        KINDS["manifold"]: Sizes(both, 3, both, True, True, 1),
-        KINDS["independent"]: Sizes(2 * n, 2, 2 * n, False, True, 1),
-        KINDS["gates"]: Sizes(n, 1, n, False, False, 1),
-        KINDS["hyper"]: Sizes(both, 2, both + n + 2, True, True, 2 * n),
+        GATE_KINDS["given"]: Sizes(0, 0, 0, False, False, 0),
+        GATE_KINDS["manifold"]: Sizes(both, 3, both, True, True, 1),
+        GATE_KINDS["independent"]: Sizes(2 * n, 2, 2 * n, False, True, 1),
+        GATE_KINDS["gates"]: Sizes(n, 1, n, False, False, 1),
+        GATE_KINDS["hyper"]: Sizes(both, 2, both + n + 2, True, True, 2 * n),
     }[kind]

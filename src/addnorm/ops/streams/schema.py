@@ -17,7 +17,7 @@ from torch import Tensor
 
 from addnorm.ops.schema import ARGUMENTS, declare, empty_placeholder, make_empty, register_fakes
 from addnorm.ops.streams import validation
-from addnorm.ops.streams.kinds import KINDS, sizes_of
+from addnorm.ops.streams.kinds import GATE_KINDS, sizes_of
 
 _TENSORS = ("branch", "mix", "inject", "collapse", "project", "scale", "base", "weight", "bias")
 _INPUTS = (
@@ -40,7 +40,7 @@ INPUTS = tuple(argument.name for argument in ARGUMENTS["add_norm_streams"])
 
 def reads(a: Any) -> bool:
     """Return whether a call reads the streams."""
-    return bool(a.collapse is not None or a.kind != KINDS["given"])
+    return bool(a.collapse is not None or a.kind != GATE_KINDS["given"])
 
 
 def outputs_of(a: Any) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from addnorm._util.arguments import check_dtype
 from addnorm.ops.options import NORMS
-from addnorm.ops.streams.kinds import KINDS, sizes_of
+from addnorm.ops.streams.kinds import GATE_KINDS, sizes_of
 from addnorm.ops.validation import check_code, check_eps, check_tensor, check_tensors
 
 MAX_ITERATIONS = 10000  # kMaxIterations in csrc/streams.cpp
@@ -25,7 +25,7 @@ def compute_dtype(a: Any) -> torch.dtype:
 def check(a: Any) -> None:
     """Raise ValueError or TypeError unless the arguments of the forward, by name, fit together."""
     check_code("norm", a.norm, len(NORMS) - 1)
-    check_code("kind", a.kind, len(KINDS) - 1)
+    check_code("kind", a.kind, len(GATE_KINDS) - 1)
     check_tensor("streams", a.streams)
     if a.streams.dim() < 2 or a.streams.shape[-2] == 0:
         raise ValueError(
@@ -33,7 +33,7 @@ def check(a: Any) -> None:
             "of a tensor."
         )
     *rows, n, d = a.streams.shape
-    sizes, hyper, has_gates = sizes_of(a.kind, n), a.kind == KINDS["hyper"], a.kind != KINDS["given"]
+    sizes, hyper, has_gates = sizes_of(a.kind, n), a.kind == GATE_KINDS["hyper"], a.kind != GATE_KINDS["given"]
     tails: dict[str, Shape] = {"mix": (n, n), "inject": (n,), "collapse": (n,)}
     _check_shape(a, "branch", [(*rows, d)], "reshape it")
     for name, tail in tails.items():
@@ -54,7 +54,7 @@ def check(a: Any) -> None:
         _check_shape(a, name, [(d,)], "pass one number a feature")
     for name in ("eps", "gate_eps", "project_eps"):
         check_eps(name, getattr(a, name))
-    if a.kind == KINDS["manifold"] and (isinstance(a.iterations, str) or not 1 <= a.iterations <= MAX_ITERATIONS):
+    if a.kind == GATE_KINDS["manifold"] and (isinstance(a.iterations, str) or not 1 <= a.iterations <= MAX_ITERATIONS):
         raise ValueError(f"iterations is {a.iterations!r}, expected 1 to {MAX_ITERATIONS}: DeepSeek V4 has 20.")
     for name in ("streams_dtype", "out_dtype"):
         check_dtype(name, getattr(a, name))
@@ -63,7 +63,7 @@ def check(a: Any) -> None:
 def backward_shapes(a: Any) -> dict[str, Shape]:
     """Return the shapes of the saved tensors and of the outputs' gradients, for those that a call has."""
     *rows, n, d = a.streams.shape
-    has_gates, sizes = a.kind != KINDS["given"], sizes_of(a.kind, n)
+    has_gates, sizes = a.kind != GATE_KINDS["given"], sizes_of(a.kind, n)
     tails: dict[str, Shape] = {"dnew": (n, d)}
     if has_gates or a.collapse is not None:
         tails |= {"stats": (2 + sizes.stats,), "dread": (d,)}

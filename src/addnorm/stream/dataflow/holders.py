@@ -1,4 +1,4 @@
-"""How to save and restore the state of Python objects: one `Kind` in `KINDS` for each class, attributes and slots for others."""
+"""How to save and restore the state of Python objects: one `Kind` in `HOLDER_KINDS` a class, attributes and slots for others."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def find_kinds(cls: type) -> list[Kind]:
         module = next(base.__module__ for base in cls.__mro__ if "forward" in vars(base))
         if module.startswith(PARALLEL):
             return [Kind(lambda item: None, refer=lambda item: (item._modules, item._parameters, item._buffers))]
-    found = [(base, kind) for base, kind in (*KINDS.items(), *_numpy_kinds()) if issubclass(cls, base)]
+    found = [(base, kind) for base, kind in (*HOLDER_KINDS.items(), *_numpy_kinds()) if issubclass(cls, base)]
     has_attributes = _is_followed(cls.__module__) and (
         not found or (found[0][0] is not cls and found[0][0] is not Tensor)
     )
@@ -388,7 +388,7 @@ REFERRING = Kind(lambda item: None)
 UNCHANGING: tuple[type, ...] = (
     tuple, frozenset, types.MethodType, types.BuiltinFunctionType, functools.partial, property, staticmethod, classmethod,
 )  # fmt: skip
-KINDS: dict[type, Kind] = {
+HOLDER_KINDS: dict[type, Kind] = {
     OrderedDict: Kind(_items, _restore_dict),
     defaultdict: Kind(_items, _restore_dict),
     dict: Kind(_items, _restore_dict),

@@ -34,7 +34,7 @@ from addnorm._util.torch_internals import WithoutSubclasses
 from addnorm.stream.dataflow.holders import (
     ATOMS,
     CACHE,
-    KINDS,
+    HOLDER_KINDS,
     Kind,
     Record,
     find_kinds,
@@ -93,7 +93,9 @@ class StateSnapshot:
             starts = [arguments, *list_functions(namespaces), *model.buffers(), *parameters, *reversed(modules)]
             kinds_of: Callable[[type], list[Kind]] = cache(find_kinds)
             self._records = save_reachable(starts, lambda item: kinds_of(type(item)), seen)
-            self._records += [Record(KINDS[CACHE], f, f.cache_info().misses) for f in list_imported_caches(namespaces)]
+            self._records += [
+                Record(HOLDER_KINDS[CACHE], f, f.cache_info().misses) for f in list_imported_caches(namespaces)
+            ]
             reached = [item for item in seen.values() if isinstance(item, Tensor) and not is_wrapper(item)]
             self.storages = {storage_key(t) for t in reached}
             self._versioned = tuple(t for t in reached if not t.is_inference())

