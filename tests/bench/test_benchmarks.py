@@ -72,6 +72,7 @@ STACK = {"wiring": "pre_ln", "job": "inference", "batch": 2, "tokens": 3, "d": 6
 BOUNDARY = {"job": "forward_backward", "rows": 3, "d": 16, "dtype": "float32"}
 LAB = {"wiring": "pre_ln", "num_layers": 2, "d": 16, "batch": 2, "tokens": 8}
 # A benchmark, a case, its variants, and options of its `measure`.
+STREAM = ("plain", "recorded", "without gradients", "inspect", "decompose")
 CASES = [
     ("stack", STACK, ("addnorm", "plain", "torch"), {}),
     ("stack", STACK | {"wiring": "post_ln", "job": "training"}, ("addnorm", "plain", "torch"), {}),
@@ -82,7 +83,7 @@ CASES = [
     pytest.param("limit", {"norm": "rms", "job": "y", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
     ("limit", {"norm": "rms", "job": "forward_backward", **OPERATION}, ("eager", "addnorm"), {}),
     ("memory", {"model": "plain", "job": "training", "batch": 2, "tokens": 3, "d": 64}, ("glibc", "glibc, memory kept"), {}),
-    ("stream", {"batch": 1, "tokens": 8}, ("plain", "recorded", "without gradients", "inspect", "decompose"), {}),
+    ("stream", {"batch": 1, "tokens": 8}, (*STREAM, *(f"four streams{name}" for name in ("", ", recorded", ", without gradients", ", inspect"))), {}),
     ("streams", BOUNDARY | {"job": "forward", "dtype": "bfloat16"}, ("addnorm", "transformers"), {"compile": False}),
     ("streams", BOUNDARY, ("addnorm", "transformers", "compile"), {}),
     *(pytest.param("fuse", {"model": model, "job": job, **TRAINED}, ("plain", "fused", "frontend"), {}, marks=pytest.mark.slow)

@@ -87,7 +87,9 @@ def _describe_plain_sums(parts: Sequence[Part]) -> list[str]:
         elif plain and first.is_single:
             sentences.append(f"The stream is a plain sum of writes in {' and '.join(plain)} alone.")
         else:
-            sentences.append(f"So {subject} is no plain sum of writes: what came before is rescaled or mixed.")
+            sentences.append(
+                f"So {subject} is no plain sum of writes: later sublayers rescale or mix the earlier ones."
+            )
     return sentences
 
 

@@ -70,7 +70,3 @@ def test_ablate_equals_edited_deepseek_to_the_bit():
         assert torch.equal(model(tokens, use_cache=False).last_hidden_state, found)
         zero.remove()
         assert not torch.equal(model(tokens, use_cache=False).last_hidden_state, found)
-
-
-def test_fuse_names_the_streams(run):
-    assert "HandMhc with 4 streams" in str(addnorm.fuse(run.model, run.x)).replace("\n", " ")

@@ -94,7 +94,8 @@ def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:
     of_passage = chain.passages[k].reasons
     is_branch = sublayer.role == "branch"
     is_other_state = _is_other_state(sublayer)
-    norms = (*reads.norms, *chain.norms_out[k])
+    has_other_axis = not all(map(chain.layout.normalizes_features, (*reads.norms, *chain.norms_out[k])))
+    is_moved = MOVED in of_passage or not all(keeps_features(chain, add.read, norm.x) for norm in reads.norms)
     is_shifted = add.is_cut and math.prod(strip_moves(add.x).shape) == math.prod(add.x.shape)
     reasons = {
         TWICE: _adds_twice(sublayer, inner),
@@ -103,9 +104,9 @@ def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:
         **dict.fromkeys(add.reasons, True),
         PARTIAL: (add.is_cut and not is_shifted) or PARTIAL in add.reasons,
         SHIFTED: is_shifted,
-        MOVED: not all(keeps_features(chain, add.read, norm.x) for norm in reads.norms),
         **dict.fromkeys(of_passage, True),
-        OTHER_AXIS: not all(map(chain.layout.normalizes_features, norms)),
+        OTHER_AXIS: has_other_axis,
+        MOVED: is_moved and not has_other_axis,
         BESIDE: (add.branch_input is not None and not add.is_cut)
         or (is_branch and _reads_before_norm(chain, sublayer)),
         NEGATED: add.residual_path.number < 0,
