@@ -53,10 +53,11 @@ class Axes:
         self.sizes = self._roots.sizes
         self._cuts: dict[int, tuple[int | None, int, int]] = {}  # axis before a cut: the axis after it, start, length
         self._exprs: dict[int, Any] = {}
+        self._eps = 0.0  # of the result's dtype
 
     def start(self, value: Value) -> tuple[list[int], Dims]:
         """Return a new axis for each dimension of a result, and its dimensions; those of size 1 are empty."""
-        dims = self._roots.start(value.shape)
+        dims, self._eps = self._roots.start(value.shape), torch.finfo(value.tensor.dtype).eps
         if value in self.traced.nodes:
             sizes = example_value(self.traced.nodes[value]).shape
             self._exprs.update({dim[0].root: size_expr(size) for dim, size in zip(dims, sizes, strict=True)})
@@ -92,8 +93,10 @@ class Axes:
         return [(arg, before_broadcast(dims, value, arg)) for arg in op.args]
 
     def _skip_views(self, value: Value, dims: Dims, through_cuts: bool = False) -> Followed:
-        """Return what a value is a view or a cast of."""
+        """Return what a value is a view or a cast of. A cast to fewer digits than the result has is not skipped."""
         while value.op is not None and value.op.inputs and not _writes(value.op):
+            if _narrows(value.op, self._eps):
+                break
             before = self._before_cut(value.op, dims) if through_cuts else None
             before = before or _before_view(value.op, dims)
             if before is None:
@@ -114,7 +117,7 @@ class Axes:
                 return dims if length == old[at] else None
         root = self._roots.make(old[at])
         after = dims[at][0].root if op.name == "slice" and dims[at] else None
-        self._cuts[root[0].root] = after, start + (start < 0) * old[at], length
+        self._cuts[root[0].root] = after, max(start + (start < 0) * old[at], 0), length
         return (*dims[:at], root, *dims[at + (op.name == "slice") :])
 
     def operand(self, value: Value, dims: Dims, stop: set[Value]) -> Operand | None:
@@ -148,6 +151,8 @@ class Axes:
             if root is not None and self._exprs.setdefault(root, size_expr(size)) != size_expr(size):
                 return None  # equal in this call only
             after, *cut = self._cuts.get(root, (root,))  # type: ignore[arg-type]  # None is no cut
+            if cut and not (isinstance(size, int) and (after is None or self.is_static(after))):
+                return None  # its place is that of this call only
             axes.append(after)
             cuts.append((cut[0], cut[1]) if cut else None)
         return Operand(node, tuple(axes), tuple(cuts))
@@ -175,11 +180,12 @@ def _before_view(op: Op, dims: Dims) -> Dims | None:
     return None if after is None else tuple(dims[places[-1 - k]] if -1 - k in places else () for k in range(len(old)))
 
 
-def _narrows(op: Op) -> bool:
-    """Return whether an operator casts to fewer digits or from integers, or moves to another device."""
+def _narrows(op: Op, eps: float = 0.0) -> bool:
+    """Return whether an operator casts to fewer digits than those of `eps`, or from integers, or moves to another device."""
     x, out = op.inputs[0].tensor, op.outputs[0].tensor
-    is_exact = x.is_floating_point() and torch.promote_types(x.dtype, out.dtype) == out.dtype
-    return not is_exact or x.device != out.device
+    if not (x.is_floating_point() and out.is_floating_point()) or x.device != out.device:
+        return True
+    return torch.promote_types(x.dtype, out.dtype) != out.dtype and torch.finfo(out.dtype).eps > eps
 
 
 def _writes(op: Op) -> bool:

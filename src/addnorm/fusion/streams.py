@@ -40,6 +40,7 @@ CONTEXTS = "autocast or the grad mode changes inside"
 SHAPE = "the read has another number of dimensions than a stream"
 CHANGED = "a tensor that it reads is modified in place later"
 TRANSFORMED = "it runs inside a torch.func transform"
+UNUSED = "nothing reads the streams and the norm"
 READ_ELSEWHERE = "a value between its streams and its norm is also read elsewhere"
 
 
@@ -163,16 +164,19 @@ def _explain_two_calls(write: StreamMatch, read: StreamMatch, traced: TracedGrap
     earlier = walk(own, operator.attrgetter("all_input_nodes"))
     if not {*write.z}.isdisjoint(earlier):
         return DEPENDS
-    if any(node >= _first_user(write, read) for node in own):
+    first = _first_user(write, read)
+    if first is None:
+        return UNUSED
+    if any(node >= first for node in own):
         return LATE
     if traced.contexts[write.add] != traced.contexts[read.add]:
         return CONTEXTS
     return "" if len(write.rows) == len(read.rows) else SHAPE
 
 
-def _first_user(write: StreamMatch, read: StreamMatch) -> fx.Node:
+def _first_user(write: StreamMatch, read: StreamMatch) -> fx.Node | None:
     inside = {*write.inner, *write.z, *read.inner}
-    return min(user for node in (*write.z, *read.y) for user in node.users if user not in inside)
+    return min((user for node in (*write.z, *read.y) for user in node.users if user not in inside), default=None)
 
 
 def _join(write: StreamMatch, read: StreamMatch) -> None:
@@ -230,7 +234,7 @@ def _find_writes(traced: TracedGraph) -> Iterator[StreamMatch]:
 
 def _match_write(op: Op, mixed: Value, injected: Value, traced: TracedGraph) -> StreamMatch | None:
     total = op.outputs[0]
-    if len(total.shape) < 2 or not total.tensor.is_floating_point():
+    if len(total.shape) < 2 or not total.tensor.numel() or not total.tensor.is_floating_point():
         return None
     axes = Axes(traced)
     order, dims = axes.start(total)
@@ -323,7 +327,7 @@ def _match_read(norm: Norm, traced: TracedGraph, written: set[Value], states: se
     axes, value = Axes(traced), norm.x
     while value not in traced.nodes and value.op is not None and "copy" in value.op.traits:
         value = value.op.inputs[0]  # a cast inside the norm's node
-    if value not in traced.nodes or not value.shape:
+    if value not in traced.nodes or not value.shape or not value.tensor.numel():
         return None
     order, dims = axes.start(value)
     *rows, features = order
