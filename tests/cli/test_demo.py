@@ -21,7 +21,7 @@ from addnorm.fusion.tolerance import Difference
 from addnorm.lab.published import PUBLISHED
 from addnorm.ops import cpu
 from addnorm.report import Page
-from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.inspection import Inspection
 from addnorm.stream.models.load import load
 from support.commands import assert_one_sentence, assert_words, run
 from support.report_pages import check_page

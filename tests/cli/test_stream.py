@@ -194,6 +194,14 @@ def test_decompose_shares_sum_to_one():
     assert "norm biases" in run("decompose", "bert").stdout.split("encoder.layer.2 ")[1]
 
 
+def test_decompose_takes_streams_without_a_wiring(folder):
+    lines = ("import torch", "from support.random_programs import random_program", "def build():",
+             "    return random_program(7), torch.randn(2, 5, 16)")  # fmt: skip
+    (folder / "no_wiring.py").write_text("\n".join(lines))
+    (stream,) = document("decompose", "no_wiring:build")["streams"]
+    assert sum(stream["shares"].values()) == pytest.approx(1.0)
+
+
 def test_decompose_failure_exits_with_3(monkeypatch):
     def refused(*_, stream, **__):
         raise ValueError(f"{stream} cannot be decomposed: it does not add up.")

@@ -258,6 +258,9 @@ def test_page_of_a_program_has_its_matrices_and_numbers(wiring):
     titles = [section.title for section in page.sections]
     assert {"The wiring", "The streams by depth", "Sources of the stream"} <= {*titles}
     assert page.tiles["Wiring"] == inspection.wiring
+    assert page.tiles["Width d"] == "16"
+    assert "sublayers in 2 layers" in page.subtitle
+    assert page.verdict[0].claim.startswith("The equations of 4 sublayers")
     streams, *matrices = blocks_of(page, "figure")[: 2 if wiring != "residual_scaling" else 1]
     sources = figure(page, "Sources of the stream")
     for row, statistics in zip(streams.table.rows, addnorm.stream.measure_streams(program), strict=True):

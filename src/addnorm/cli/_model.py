@@ -18,7 +18,7 @@ from addnorm._util.numbers import format_count
 from addnorm.cli._output import ArgumentError, ProofError, stderr_if_terminal, working
 from addnorm.report.model_findings import inspection_findings
 from addnorm.stream.ablate import Ablations
-from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.inspection import Inspection
 from addnorm.stream.models.hf import ModelLoadError, quiet
 from addnorm.stream.models.inputs import format_inputs, read_texts
 from addnorm.stream.models.load import LoadedModel, input_error, load

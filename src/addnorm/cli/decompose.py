@@ -21,6 +21,7 @@ from addnorm.cli._model import (
 )
 from addnorm.cli._output import ProofError, print_json, print_notes, stdout, working
 from addnorm.stream.decomposition import Decomposition, tabulate_shares
+from addnorm.stream.find.sites import Stream
 from addnorm.stream.models.hf import quiet
 
 NOTE = "The share of a source is ⟨its part, x⟩ / |x|² of a token, averaged over the tokens; the shares sum to one."
@@ -36,7 +37,7 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> None:
     streams: list[tuple[Decomposition, dict[str, float]]] = []  # each with its shares
     refused, mask = [], token_mask(loaded.kwargs)
     with working(f"decompose {inspection.model}"), quiet():
-        names = [None] if inspection.program else [stream.name for stream in inspection.streams]
+        names = [part.name if isinstance(part, Stream) else None for part in inspection.parts]
         for name in names:
             try:
                 parts = addnorm.decompose(loaded.model, *loaded.args, stream=name, float64=float64, **loaded.kwargs)

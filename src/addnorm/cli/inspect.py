@@ -37,8 +37,8 @@ from addnorm.cli._output import (
 from addnorm.cli._training_step import NoGradientsError, ProbeLoss, run_step
 from addnorm.cli.wirings import make_wiring
 from addnorm.stream.ablate import Ablation
-from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.inspect import to_float64
+from addnorm.stream.inspection import Inspection
 from addnorm.stream.models.hf import ModelLoadError, first_line, quiet
 from addnorm.stream.models.load import LoadedModel, input_error
 from addnorm.stream.record.recording import Recording

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from addnorm._util.blocks import Finding, Table, TableRow
 from addnorm._util.numbers import format_count, format_number
 from addnorm.report.figure import figure_of
-from addnorm.report.model_charts import ablation_chart, depth_charts, memory_charts
+from addnorm.report.model_charts import ablation_chart, depth_charts, memory_charts, program_charts
 from addnorm.report.model_findings import ablation_findings, inspection_findings, recording_findings
-from addnorm.report.model_program import build_program_sections
 from addnorm.report.page import Block, Facts, Findings, Formula, Page, Section
 from addnorm.stream.ablate import Ablation
-from addnorm.stream.find.inspection import Inspection, Site, Stream
-from addnorm.stream.find.labels import NORM_NAMES, format_norm, mask_numbers, merge_paths
+from addnorm.stream.find.labels import NORM_NAMES, format_norm, format_norms, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING
+from addnorm.stream.find.sites import Stream
+from addnorm.stream.inspection import Inspection, Part, name_wirings
 from addnorm.stream.program.result import Program
 from addnorm.stream.record.recording import Recording
 from addnorm.wirings.factors import format_factor
@@ -31,6 +31,11 @@ LONG = 48  # rows: longer tables are collapsed
 TOP = ("model", "inputs", "date", "loss")  # facts at the top of the page
 DEPTH = "Depth counts sublayers; x_0 is the stream before the first sublayer."
 FINAL = "The output is the norm of the stream."  # part of a wiring's description
+# Of a residual program.
+CAPTION = "The sublayers with their matrices, and the relative error of the equations"
+SYMBOLS = (
+    "f is the sublayer, N a norm, R its normalization without weight, X the streams before it, X' the streams after it."
+)
 
 
 def build_model_page(
@@ -63,7 +68,6 @@ def build_model_page(
     top |= {name: text for name, text in (facts or {}).items() if name in TOP}
     others = {name: text for name, text in (facts or {}).items() if name not in TOP}
     recordings = [recording] if recording is not None else []
-    programs = [one for one in (_get_program(inspection), inspection.unnamed) if isinstance(one, Program)]
     remarkable = [
         *(finding for rec in recordings for finding in recording_findings(rec)),
         *(ablation_findings(ablations) if ablations is not None else ()),
@@ -71,7 +75,12 @@ def build_model_page(
     sections = [
         Section("Findings", "", [Findings(remarkable)] if remarkable else []),
         *_wirings(inspection),
-        *(section for program in programs for section in build_program_sections(program)),
+        *(
+            section
+            for program in (inspection.program, inspection.unnamed)
+            if program is not None
+            for section in _build_program_sections(program)
+        ),
         Section(
             "Forward and backward by depth",
             DEPTH,
@@ -105,59 +114,43 @@ def versions() -> dict[str, str]:
     return {"addnorm": str(addnorm.__version__), "torch": str(torch.__version__), "Python": platform.python_version()}
 
 
-def _get_program(inspection: Inspection) -> Program | None:
-    return inspection.program if isinstance(inspection.program, Program) else None
-
-
-def _name(stream: Stream) -> str:
-    return stream.wiring.name if stream.wiring else "unknown"
-
-
 def _subtitle(inspection: Inspection) -> str:
-    program = _get_program(inspection)
-    layers = sum(stream.num_layers for stream in inspection.streams) if program is None else program.num_layers
+    layers = sum(part.num_layers for part in inspection.parts)
     streams = f" in {len(inspection.streams)} streams" if len(inspection.streams) > 1 else ""
     sites = format_count(len(inspection.list_sites()), "sublayer")
+    are_several = any(isinstance(part, Program) for part in inspection.parts)
     return (
-        f"The residual stream{'s' * (program is not None)} of {inspection.model}, in {inspection.mode} mode: "
+        f"The residual stream{'s' * are_several} of {inspection.model}, in {inspection.mode} mode: "
         f"{sites} in {format_count(layers, 'layer')}{streams}, found by data flow."
     )
 
 
 def _tiles(inspection: Inspection) -> dict[str, str]:
-    widths = dict.fromkeys(str(stream.width) for stream in inspection.streams)
+    widths = dict.fromkeys(str(part.width) for part in inspection.parts)
     norms = dict.fromkeys(
         NORM_NAMES.get(kind, kind) for s in inspection.streams if s.norm for kind in s.norm.split("/")
     )
     tiles = {"Wiring": inspection.wiring, "Sublayers": str(len(inspection.list_sites())), "Width d": " / ".join(widths)}
-    if (program := _get_program(inspection)) is not None:
-        tiles |= {"Width d": str(program.width), "Streams": program.count_streams().removesuffix(" streams")}
-    else:
-        tiles |= {"Norm": " / ".join(norms)} if norms else {"Norm": "none"}
+    counts = [part.count_streams().removesuffix(" streams") for part in inspection.parts if isinstance(part, Program)]
+    tiles |= {"Streams": counts[0]} if counts else {"Norm": " / ".join(norms) or "none"}
     return tiles | {"Largest error": format_number(inspection.closure, 2)} if inspection.list_sites() else tiles
 
 
 def _verdict(inspection: Inspection) -> list[Finding]:
     findings = [*inspection_findings(inspection)]
-    streams_by_wiring: dict[tuple[str, str], list[Stream]] = {}
-    for stream in inspection.streams:
-        words = stream.wiring.describe() if stream.wiring else ""
-        if stream.final_norm is None:  # the wiring has a final norm, the model has none
+    by_wiring: dict[tuple[str, str], list[Part]] = {}
+    for part in inspection.parts:
+        words = part.wiring.describe() if part.wiring else ""
+        if part.final_norm is None:  # the wiring has a final norm, the model has none
             words = words.replace(FINAL, "").rstrip()
-        streams_by_wiring.setdefault((_name(stream), words), []).append(stream)
-    if (program := _get_program(inspection)) is not None and program.wiring is not None:
-        findings.append(Finding(f"The wiring is {program.wiring.name}. {program.wiring.describe()}"))
-    for (name, words), streams in streams_by_wiring.items():
-        subject = (
-            "The wiring"
-            if len(inspection.streams) == 1
-            else f"The wiring of {' and '.join(f'the {s.name}' for s in streams)}"
-        )
-        findings.append(
-            Finding(
-                f"{subject} is {name}. {words}" if words else f"{subject} is not in the catalog; its rows are below."
-            )
-        )
+        by_wiring.setdefault((name_wirings([part]), words), []).append(part)
+    for (name, words), parts in by_wiring.items():
+        subject = "The wiring"
+        if len(inspection.parts) > 1:
+            subject += f" of {' and '.join(f'the {part.name}' for part in parts)}"
+        below = "rows" if inspection.streams else "matrices"
+        text = f"{name}. {words}" if words else f"not in the catalog; its {below} are below."
+        findings.append(Finding(f"{subject} is {text}"))
     return findings
 
 
@@ -188,7 +181,7 @@ def _wiring(stream: Stream) -> list[Block]:
                 site.layer + 1,
                 site.kind,
                 site.equation,
-                _norms(site),
+                format_norms(site.list_norms()),
                 format_number(site.closure, 1),
             ],
             "" if site.closes else "bad",
@@ -210,11 +203,6 @@ def _wiring(stream: Stream) -> list[Block]:
     ]
 
 
-def _norms(site: Site) -> str:
-    norms = [norm for norm in (site.norm_in, site.norm_branch, site.norm_out) if norm is not None]
-    return ", ".join(dict.fromkeys(map(format_norm, norms)))
-
-
 def _unknown(inspection: Inspection) -> list[Block]:
     if not inspection.unknown:
         return []
@@ -224,7 +212,7 @@ def _unknown(inspection: Inspection) -> list[Block]:
 
 def _settings(inspection: Inspection, rec: Recording | None) -> dict[str, str]:
     """Return the settings of the inspection and the recording."""
-    dtypes = dict.fromkeys(stream.dtype for stream in inspection.streams or filter(None, [_get_program(inspection)]))
+    dtypes = dict.fromkeys(part.dtype for part in inspection.parts)
     eps = dict.fromkeys(format_factor(stream.eps) for stream in inspection.streams if stream.eps is not None)
     settings = {"class": inspection.model, "mode": inspection.mode, "dtype": ", ".join(dtypes), "eps": ", ".join(eps)}
     settings |= {"operators observed": str(inspection.operators)}
@@ -232,3 +220,16 @@ def _settings(inspection: Inspection, rec: Recording | None) -> dict[str, str]:
         settings["steps recorded"] = str(len(rec.steps))
         settings |= {"note": str(rec.metadata["note"])} if rec.metadata.get("note") else {}
     return {name: text for name, text in settings.items() if text}
+
+
+# Several streams.
+
+
+def _build_program_sections(program: Program) -> Iterator[Section]:
+    """Yield the sections of a residual program. All numbers are those of the inspected run, which the program holds."""
+    equation, sentences = program.describe()
+    source = [f"Source: {program.wiring.source}. {program.wiring.use}"] if program.wiring is not None else []
+    texts = [text if not text.startswith("addnorm.") else f"in code: {text}" for text in (*sentences, *source)]
+    findings = Findings([Finding(f"{text[:1].upper()}{text[1:].rstrip('.')}.") for text in texts])
+    yield Section("The wiring", "", [Formula(equation, SYMBOLS), findings, program.build_table(CAPTION)])
+    yield Section("The streams by depth", "", [figure_of(chart) for chart in program_charts(program)])

@@ -3,80 +3,111 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from addnorm._util.blocks import Cell, Table
 from addnorm._util.charts import Axis, Chart, Map, Panel, Series, depth_axis, depth_series
 from addnorm.stream.ablate import Ablation
+from addnorm.stream.program.result import Program
+from addnorm.stream.program.statistics import measure_streams
+from addnorm.stream.record.plot import DRAWINGS, read_drawing
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.schema import LIMITS, RecordedSite
+from addnorm.stream.record.schema import RecordedSite
 
-Names = Mapping[str, tuple[str, str]]  # role and statistic of each series of a panel, by its label
-STREAM: Names = {"stream rms": ("out", "rms"), "stream max": ("out", "max")}
-GRADIENTS: Names = {"‖∂loss / ∂stream‖": ("grad", "l2"), "‖∂loss / ∂parameters‖": ("params", "grad_l2")}
-WRITES: Names = {"‖write‖ / ‖stream‖": ("write", "ratio"), "cos(write, stream)": ("write", "cosine")}
-SIMILARITY: Names = {"cos(token, token)": ("out", "similarity")}
-SIGMA: Names = {f"σ of {name}": (name, "sigma") for name in ("norm_in", "norm_branch", "norm_out", "norm_final")}
+MAX_LINES = 8  # streams that are drawn
+EACH_STREAM = (
+    "The size of each stream's elements before each sublayer, and below the share of B W in the sum A X + B W: "
+    "⟨B W, s⟩ / |s|², mean over the tokens."
+)
+MATRICES = (
+    "How far a row of A (what a stream receives) and a column of A (what it passes on, and its gradient receives) are from a sum "
+    "of 1; whether C reads one stream (1) or all alike (1/n); how much the entries of C and B differ between tokens."
+)
 SUBLAYER_KINDS = ("attention", "feed-forward", "cross-attention", "other")
 
 
 def depth_charts(rec: Recording) -> Iterator[Chart]:
     """Yield the charts by depth: the stream and the gradients, the writes, and the similarity of the tokens with the norms."""
-    forward, backward = _panels(rec, STREAM, "size of the stream's elements"), _panels(rec, GRADIENTS)
+    forward, backward = _panels(rec, "stream"), _panels(rec, "gradients")
     what = " and ".join(["the stream"] * bool(forward) + ["the gradient of the loss"] * bool(backward))
     gradients = (
         " Below: the gradient of the loss at the stream and at the parameters of each sublayer." if backward else ""
     )
     yield from _by_depth(
-        rec, f"{what[:1].upper()}{what[1:]}, by depth", f"The size of the stream's elements after each sublayer.{gradients}",
-        [*forward, *backward],
+        rec.sites, f"{what[:1].upper()}{what[1:]}, by depth",
+        f"The size of the stream's elements after each sublayer.{gradients}", [*forward, *backward],
     )  # fmt: skip
     yield from _by_depth(
-        rec, "Writes relative to the stream",
+        rec.sites, "Writes relative to the stream",
         "The norm of each write divided by that of the stream it is added to, and the cosine of the two: 1 is along the "
         "stream, 0 orthogonal, -1 against it.",
-        _panels(rec, WRITES),
+        _panels(rec, "writes"),
     )  # fmt: skip
     yield from _by_depth(
-        rec, "Similarity of the tokens, and denominators of the norms",
+        rec.sites, "Similarity of the tokens, and denominators of the norms",
         "The mean cosine of two tokens (1 if all tokens are equal), and the standard deviation or root mean square that each "
         "norm divides by.",
-        [*_panels(rec, SIMILARITY), *_panels(rec, SIGMA, "σ = √(variance + ε)")],
+        _panels(rec, "similarity"),
     )  # fmt: skip
 
 
-def _panels(rec: Recording, names: Names, label: str = "") -> list[Panel]:
-    """Return the panels of the statistics in `names`, at the last recorded step that has any of these statistics.
-
-    Without `label` each statistic has a panel of its own. With `label` all statistics share one panel of that label.
-    """
-    step = rec.last_step(*names.values())
+def _panels(rec: Recording, name: str) -> list[Panel]:
+    """Return the panels of one of the `DRAWINGS`, at the last recorded step that has any of its numbers."""
     places = depth_axis(rec.sites)[1]
-    by_name = {name: depth_series(name, rec.series(*pair, step), places) for name, pair in names.items()}
-    if label:
-        together = [series for some in by_name.values() for series in some]
-        return [Panel(label, together)] if together else []
-    return [
-        Panel(name, [series._replace(colour=0, dash=0) for series in some], least=LIMITS.get(names[name]))
-        for name, some in by_name.items() if some
-    ]  # fmt: skip
+    panels = []
+    for quantity, lines in read_drawing(rec, DRAWINGS[name])[0]:
+        label = quantity.title or quantity.label
+        series = [one for line, values in lines.items() for one in depth_series(line or label, values, places)]
+        if len(lines) == 1:
+            series = [one._replace(colour=0, dash=0) for one in series]
+        panels.append(Panel(label, series, least=quantity.least))
+    return panels
 
 
-def _by_depth(rec: Recording, title: str, caption: str, panels: Sequence[Panel]) -> Iterator[Chart]:
+def _by_depth(
+    sites: Sequence[Any], title: str, caption: str, panels: Sequence[Panel], heading: str = "By depth"
+) -> Iterator[Chart]:
     """Yield one chart of the `panels`, or nothing without panels. Its table has a line for each sublayer with a number."""
     drawn = {x for panel in panels for series in panel.series for x, _ in series.points}
-    sites = {site.id: site for site in rec.sites}
-    axis, places = depth_axis(rec.sites)
-    names = {
-        x: [id, None if (layer := sites[id].layer) is None else layer + 1, sites[id].kind]
-        for id, x in places.items()
-        if x in drawn
+    axis, places = depth_axis(sites)
+    names: dict[float, list[Cell]] = {
+        x: [site.id, None if site.layer is None else site.layer + 1, site.kind]
+        for site in sites
+        if (x := places[site.id]) in drawn
     }
     if panels:
         ticks = {x: text for x, text in (axis.ticks or {}).items() if text != "final" or x in drawn}
-        yield Chart(title, caption, panels, axis._replace(ticks=ticks)).with_table(
-            ["sublayer", "layer", "kind"], names, "By depth"
-        )
+        chart = Chart(title, caption, panels, axis._replace(ticks=ticks))
+        yield chart.with_table(["sublayer", "layer", "kind"], names, heading)
+
+
+def program_charts(program: Program) -> Iterator[Chart]:
+    """Yield a chart of the streams of a program by depth, and one of the matrices if they are computed."""
+    rows = measure_streams(program)
+    places = depth_axis(program.sites)[1]
+
+    def draw(label: str, values: Iterable[float | None]) -> list[Series]:
+        pairs = zip(program.sites, values, strict=True)
+        return depth_series(label, [(site, value) for site, value in pairs if value is not None], places)
+
+    def draw_each(name: str) -> list[Series]:
+        values = [getattr(row, name) or () for row in rows]
+        lines = range(min(MAX_LINES, max(map(len, values))))
+        return [one for j in lines for one in draw(f"stream {j + 1}", [v[j] if j < len(v) else None for v in values])]
+
+    def draw_matrices(names: Mapping[str, str]) -> list[Series]:
+        return [one for label, name in names.items() for one in draw(label, [getattr(row, name) for row in rows])]
+
+    streams = {"rms": draw_each("rms"), "share of the write": draw_each("write_share")}
+    matrices = {
+        "|sum of A - 1|": draw_matrices({"row": "forward", "column": "backward"}),
+        "concentration of C": draw_matrices({"C": "concentration"}),
+        "spread over tokens": draw_matrices({"C": "spread_C", "B": "spread_B"}),
+    }
+    for title, caption, drawn in (("The streams", EACH_STREAM, streams), ("The matrices", MATRICES, matrices)):
+        panels = [Panel(label, series) for label, series in drawn.items() if series]
+        yield from _by_depth(program.sites, title, caption, panels, title)
 
 
 def memory_charts(rec: Recording) -> Iterator[Chart]:

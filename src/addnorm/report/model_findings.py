@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from addnorm._util.blocks import Finding
 from addnorm._util.numbers import format_count, format_number, format_percent
 from addnorm.stream.ablate import Ablation
-from addnorm.stream.find.inspection import Inspection, Site
+from addnorm.stream.find.sites import Site
+from addnorm.stream.inspection import Inspection
+from addnorm.stream.program.result import Program
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import RecordedSite
 
@@ -36,14 +38,14 @@ def _share_of(count: int, total: int, what: str) -> str:
 
 def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
     """Yield findings about an inspection: what it proves, and what it does not prove."""
-    if inspection.program is not None:
-        sites = format_count(len(inspection.program.sites), "sublayer")
+    for program in (part for part in inspection.parts if isinstance(part, Program)):
+        sites = format_count(len(program.sites), "sublayer")
         yield Finding(
             f"The equations of {sites}, computed again in float64 with their matrices, differ from the model's values by at most "
-            f"{format_number(inspection.closure, 2)}, relative.",
-            "proved" if inspection.closes else "refuted",
+            f"{format_number(program.closure, 2)}, relative.",
+            "proved" if program.closes else "refuted",
         )
-    elif not inspection.sites:
+    if not inspection.parts:
         yield Finding(f"{inspection.model} has no residual stream.", "refuted")
     failed = [site for site in inspection.sites if not site.closes]
     closed = [site for site in inspection.sites if site.closes]

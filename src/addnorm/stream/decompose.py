@@ -23,11 +23,11 @@ from addnorm.stream.decomposition import Decomposition
 from addnorm.stream.edits import is_edited
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.equation_errors import compute_operand, compute_write
-from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.paths import Path
+from addnorm.stream.find.sites import Stream
 from addnorm.stream.inspect import check_inputs, inspect_run
+from addnorm.stream.inspection import Inspection
 from addnorm.stream.program.decompose import ProgramDecomposition
-from addnorm.stream.program.result import Program
 from addnorm.stream.shares import (
     BIASES,
     Components,
@@ -193,7 +193,7 @@ def decompose(
         )
     inspection = inspect_run(model, args, kwargs, float64)
     program = inspection.with_program().program
-    if not isinstance(program, Program):
+    if program is None:
         return StreamDecomposition(_select_stream(inspection, stream))
     if stream is not None:
         raise ValueError(f"stream is {stream!r}, expected None: the streams of this model are decomposed together.")

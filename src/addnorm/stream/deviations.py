@@ -14,8 +14,9 @@ from torch import Tensor
 from addnorm._util.numbers import format_number
 from addnorm.stream.find import naming
 from addnorm.stream.find.equation_errors import get_tolerance
-from addnorm.stream.find.inspection import NORMS, Inspection, Site, Stream
-from addnorm.stream.program.deviations import PLACES, Difference, compare_norms, describe_places
+from addnorm.stream.find.sites import NORMS, Site, Stream
+from addnorm.stream.inspection import Inspection
+from addnorm.stream.program.deviations import PLACES, Difference, compare_dtypes, compare_norms, describe_places
 from addnorm.wirings.factors import FACTORS, Factor, Learned
 from addnorm.wirings.spec import Row, Wiring
 
@@ -24,6 +25,7 @@ NORM_OPTIONS = {
     "kind": "the kind of the norm", "eps": "eps", "eps_outside": "eps that is added to the root",
     "unbiased": "the division by d - 1",
 }  # fmt: skip
+SUM_DTYPE = "the dtype of the sum"
 MAX_SITES = 3  # sublayers named in a sentence
 
 
@@ -100,11 +102,7 @@ def _compare_sublayers(stream: Stream, wiring: Wiring, dtype: torch.dtype | None
                 for words in _compare_row(site, row, is_parallel, is_shared and len(sites) > 1):
                     yield Difference(*words, site.id)
     for site in branches:
-        found = site.sublayer.add.out.tensor.dtype
-        if dtype not in (None, found):
-            yield Difference(
-                "the dtype of the sum", str(found).removeprefix("torch."), str(dtype).removeprefix("torch."), site.id
-            )
+        yield from compare_dtypes(SUM_DTYPE, site.sublayer.add.out.tensor.dtype, dtype, site.id)
 
 
 def _are_equal(found: Wiring, expected: Wiring, num_layers: int, per_layer: int) -> bool:
@@ -208,17 +206,22 @@ def _compare_size(own: dict[str, Any], their: dict[str, Any], of: str = "") -> I
 
 def _compare_equations(stream: Stream, theirs: dict[str, Any]) -> Iterator[Difference]:
     """Yield the differences of the rows and norms of two streams of the same size."""
-    ends = zip(("embedding", "final"), (stream.embedding_norm, stream.final_norm), strict=True)
-    pairs = [(f"the {name} norm", norm, theirs["norms"].get(name), "") for name, norm in ends]
-    for site, other in zip(stream.sites, theirs["sites"], strict=True):
-        for term, own, their in (("the sublayer", site.kind, other["kind"]), ("the role", site.role, other["role"])):
-            if own != their and "other" not in (own, their):
-                yield Difference(term, own, their, site.id)
-        for words in _compare_row(site, _read_row(other["row"]), other["parallel"] > 1, False):
+    ours = stream.to_dict()
+    for name in ("embedding", "final"):
+        yield from _compare_norm_options(f"the {name} norm", ours["norms"].get(name), theirs["norms"].get(name), "")
+    for site, own, their in zip(stream.sites, ours["sites"], theirs["sites"], strict=True):
+        yield from _compare_kinds(own, their, {"kind": "the sublayer", "role": "the role"})
+        for words in _compare_row(site, _read_row(their["row"]), their["parallel"] > 1, False):
             yield Difference(*words, site.id)
-        pairs += [("", getattr(site, name), other["norms"].get(name), site.id) for name in NORMS]
-    for term, norm, their_norm, place in pairs:
-        yield from _compare_norm_options(term, None if norm is None else norm.to_dict(), their_norm, place)
+        for name in NORMS:  # a norm that is missing is a difference of the row
+            yield from _compare_norm_options("", own["norms"].get(name), their["norms"].get(name), site.id)
+
+
+def _compare_kinds(own: dict[str, Any], their: dict[str, Any], terms: Mapping[str, str]) -> Iterator[Difference]:
+    """Yield the differences of some values of two sublayers, by their terms. "other" is no difference."""
+    for name, term in terms.items():
+        if own[name] != their[name] and "other" not in (own[name], their[name]):
+            yield Difference(term, own[name], their[name], own["id"])
 
 
 def _compare_norm_options(
@@ -251,9 +254,7 @@ def _compare_programs(ours: dict[str, Any] | None, theirs: dict[str, Any] | None
     tolerance = get_tolerance(*(getattr(torch, of["dtype"]) for of in (ours, theirs)))
     differences = [*_compare_norm_options("the final norm", ours["final_norm"], theirs["final_norm"], "")]
     for own, their in zip(ours["sites"], theirs["sites"], strict=True):
-        kinds = own["kind"], their["kind"]
-        if kinds[0] != kinds[1] and "other" not in kinds:
-            differences.append(Difference("the sublayer", *kinds, own["id"]))
+        differences += _compare_kinds(own, their, {"kind": "the sublayer"})
         for name in "CAB":
             pair = own[name], their[name]
             if not _are_alike(*pair, tolerance):
@@ -309,7 +310,6 @@ def _compare_dtypes(stream: Stream, terms: Mapping[str, Tensor], k: int) -> Iter
     if any(own != their for own, their in branches):  # the whole model has another dtype
         return
     for j, site in enumerate(stream.sites):
-        own, their = site.sublayer.add.out.tensor.dtype, terms.get(f"{k}.{j}.sum")
-        if their is not None and own != their.dtype:
-            found, expected = (str(dtype).removeprefix("torch.") for dtype in (own, their.dtype))
-            yield Difference("the dtype of the sum", found, expected, site.id)
+        their = terms.get(f"{k}.{j}.sum")
+        if their is not None:
+            yield from compare_dtypes(SUM_DTYPE, site.sublayer.add.out.tensor.dtype, their.dtype, site.id)

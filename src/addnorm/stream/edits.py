@@ -1,7 +1,11 @@
-"""Edits of writes that are in effect: `ablate` registers them, `record` measures the edited writes, `decompose` refuses them."""
+"""Edits of writes: at the add of a stream, or at the operator that computes the write to several streams; and those in effect.
+
+`ablate` registers edits, `record` measures the edited writes, `decompose` refuses them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,8 +14,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from addnorm.stream.dataflow.graph import Op
+from addnorm.ops.options import ADD_OPTIONS
+from addnorm.stream.dataflow.arithmetic import strip_views
+from addnorm.stream.dataflow.graph import Op, Value
+from addnorm.stream.dataflow.operators import FAMILY, bind_arguments
+from addnorm.stream.dataflow.writes import find_written
+from addnorm.stream.find.sites import Site
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.program.result import ProgramSite
+from addnorm.stream.write_terms import find_write_term
+
+# Arguments of this library's operators that make up the write, and options that are added to the branch.
+WRITE_ARGUMENTS = {"branch", *(option.name for option in ADD_OPTIONS if option.gradient in ("branch", "z"))}
+ADDITIVE_OPTIONS = tuple(option.name for option in ADD_OPTIONS if option.additive)
 
 Edit = Callable[[Tensor], Tensor]
 
@@ -59,6 +74,167 @@ class WriteEdit:
             f"the forward did not reach site {self.site.id!r}, expected the operators of the inspected run: inspect "
             "the model as it is called here (training or evaluation, with gradients, without, or in inference mode)."
         )
+
+
+class AddEdit(WriteEdit):
+    """Editor of the argument of a residual add.
+
+    Args:
+        site: the sublayer.
+        s: the factor of the write.
+        takes_mean: replace the write by its mean over all tokens instead.
+    """
+
+    def __init__(self, site: Site, s: float, takes_mean: bool) -> None:
+        sublayer: Sublayer = site.sublayer
+        term = sublayer.write_path.terms[-1]
+        assert term.op is not None
+        super().__init__(site, term.op, s, _find_token_dims(site) if takes_mean else None)
+        self.write: Value = term.value
+        self.fused = self.op.origin != self.op.name  # the add is a step of a fused operator
+        stacked = self.op.args[0].op if self.op.name in ("sum", "mean") and isinstance(self.op.args[0], Value) else None
+        self.op = stacked or self.op  # the sum of a stack: the operator that stacks
+        arguments = self.op.args[0] if stacked else self.op.args
+        self.index = next((k for k, argument in enumerate(arguments) if argument is term.value), -1)
+        self.stacked = stacked is not None
+        self.in_place = False
+        self._scaled: list[int] = []  # indices of the operator's tensors that make up the write
+        self.argument = ""  # the name of the write among the arguments of an operator of another library
+        if (whole := self.op.whole) is not None and "::" in whole.name and not whole.name.startswith(FAMILY):
+            given, source = bind_arguments(whole.func, whole.args, whole.kwargs), strip_views(self.write)
+            own = [(n, v) for n, v in given.items() if isinstance(v, Value) and strip_views(v) is source]
+            self.argument = next((n for n, v in own if sum(user.whole is whole for user in v.users) == 1), "")
+            if not self.argument:
+                raise RuntimeError(
+                    f"{site.id!r} is no argument of {whole.name} that only its add reads, expected such an argument."
+                )
+        if not self.fused and self.index < 0:
+            raise RuntimeError(
+                f"{site.id!r} is not an operand of {self.op.name}, expected an operator whose operands are arguments."
+            )
+
+    def __call__(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the operator's arguments with the changed write."""
+        names = [argument.name for argument in func._schema.arguments]
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        if self.argument:
+            write = arguments[self.argument]
+            with torch.no_grad():
+                changed = self.change_write(write)
+                if any(t is write for t in find_written(func, args, kwargs)):
+                    write.copy_(changed)
+                    changed = write
+            return (), {**arguments, self.argument: changed}
+        parts = self._write_arguments(func, names, arguments)
+        self.in_place = func._schema.is_mutable
+        tensors = [name for name in names if isinstance(arguments.get(name), Tensor)]
+        self._scaled = [self.index] if self.stacked else [k for k, name in enumerate(tensors) if name in parts]
+        with torch.no_grad():
+            if not self.fused:
+                return self._change_argument(args), kwargs
+            if "branch" not in arguments:
+                return args, {**kwargs, "alpha": self.s * arguments.get("alpha", 1)}
+            for name in ADDITIVE_OPTIONS:  # a part of the write
+                if arguments.get(name) is not None and self.dims is None:
+                    arguments[name] = self.change_write(arguments[name])
+            arguments["branch"] = self.change_write(arguments["branch"])
+            return (), arguments
+
+    def on_output(self, out: Tensor) -> None:
+        """Change the gradient of the operator's node to that of s * write."""
+        if self.argument and out.grad_fn is not None:
+            raise RuntimeError(
+                f"{self.site.id!r} is written in {self.op.origin}, whose gradient is not that of the changed function."
+            )
+        base = out._base if self.in_place and out._is_view() else None
+        if base is not None and 0 in self._scaled and base.numel() != out.numel() and base.requires_grad:
+            raise RuntimeError(
+                f"{self.site.id!r} is added into a part of a tensor, where its gradient is not a separate tensor."
+            )
+        node = (out if base is None else base).grad_fn  # in place through a view torch sets the node of the base
+        if node is not None:
+            node.register_hook(self._change_gradients)
+
+    def _write_arguments(self, func: Any, names: list[str], arguments: dict[str, Any]) -> set[str]:
+        """Return the names of the arguments that make up the write."""
+        if "branch" in arguments:
+            return WRITE_ARGUMENTS
+        if self.fused and self.dims is not None:
+            raise RuntimeError(f"mode is 'mean', expected 'zero' here: {func} adds a product that is never stored.")
+        return {*names[1:3]} if self.fused or self.op.name == "addcmul" else {names[self.index]}
+
+    def _change_argument(self, args: Any) -> Any:
+        """Return the arguments with the changed write, after a check that the operator is the inspected one."""
+        operands = [*(args[0] if self.stacked else args)]
+        write = operands[self.index] if self.index < len(operands) else None
+        if not isinstance(write, Tensor) or write.dim() != len(self.write.shape):  # another one of the same name
+            raise self.build_missed_error()
+        operands[self.index] = self.change_write(write)
+        if self.in_place and self.index == 0:  # the sum is written over the write
+            write.copy_(operands[0])
+            return args
+        return (operands, *args[1:]) if self.stacked else tuple(operands)
+
+    def _change_gradients(self, grads: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
+        return tuple(
+            self.scale(grad) if k in self._scaled and grad is not None else grad for k, grad in enumerate(grads)
+        )
+
+
+def _find_token_dims(site: Site) -> list[int]:
+    """Return the dimensions of a write over which its mean is that of all tokens of the batch."""
+    layout = site.parent.layout.of_write(site.sublayer)
+    if layout is None:
+        raise RuntimeError(
+            f"mode is 'mean', expected 'zero' for {site.id!r}: the dimension of the features of its write is not known."
+        )
+    if any(math.prod(scale.shape) not in (1, site.parent.width) for scale in find_write_term(site.sublayer).scales):
+        raise RuntimeError(
+            f"mode is 'mean', expected 'zero' for {site.id!r}: the add multiplies its write by another factor for each token."
+        )
+    return layout.others
+
+
+class OutputEdit(WriteEdit):
+    """Editor of the operator whose output is what a sublayer adds: after its norm, before the numbers of B.
+
+    Args:
+        site: the sublayer.
+        s: the factor of the write.
+        takes_mean: replace the write by its mean over all tokens instead.
+    """
+
+    def __init__(self, site: ProgramSite, s: float, takes_mean: bool) -> None:
+        columns = [column for part in site.sums for column in part.columns if column.source is site.write.value]
+        values = {strip_views(column.operand) for column in columns}
+        value = next(iter(values), None)
+        if len(values) != 1 or value is None or value.op is None or value.part != 0:
+            raise RuntimeError(
+                f"{site.id!r} writes a value that no operator of its own computes, expected one: replace its module."
+            )
+        if takes_mean and value.shape[-1:] != site.write.value.shape[-1:]:
+            raise RuntimeError(
+                f"mode is 'mean', expected 'zero' for {site.id!r}: the dimension of the features of its write is not known."
+            )
+        super().__init__(site, value.op, s, [*range(len(value.shape) - 1)] if takes_mean else None)
+
+    def change_output(self, func: Any, out: Any) -> Any:
+        """Return the changed write in place of the operator's first output."""
+        first = out if isinstance(out, Tensor) else out[0]
+        with torch.no_grad():
+            changed = self.change_write(first)
+            if func._schema.is_mutable:
+                first.copy_(changed)
+                return out
+        return changed if first is out else (changed, *out[1:])
+
+    def on_output(self, out: Tensor) -> None:
+        """Change the gradient of the write: the function is its own adjoint."""
+        if out.requires_grad:
+            out.register_hook(self.change_write)
+
+
+# Edits in effect.
 
 
 @contextmanager

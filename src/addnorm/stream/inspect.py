@@ -14,10 +14,10 @@ Names of modules and classes decide nothing. The steps, each in a file that impo
     passages.py        check that whole tokens pass from one sublayer to the next
     unexplained.py     find the operators that change a stream and that no `Row` describes
     equation_errors.py compute every equation in float64 and compare it with the run
-    labels.py, naming.py, inspection.py     names of norms, modules and wirings; the result
+    labels.py, naming.py, sites.py     names of norms, modules and wirings; the streams with their sites
     reasons.py, remarks.py     reasons why a part is not understood; remarks on the parts that are
 
-Where rows do not describe the run, `program/` describes it by matrices.
+Where rows do not describe the run, `program/` describes it by matrices. The result is in inspection.py.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ from addnorm.stream.dataflow.wrappers import find_fsdp_modules
 from addnorm.stream.find import naming
 from addnorm.stream.find.chain import Chain, find_chains
 from addnorm.stream.find.equation_errors import get_tolerance, measure_row_error, measure_sum_error
-from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.find.labels import SublayerNames, list_ids
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
 from addnorm.stream.find.passages import PlacedChain, place_chain
 from addnorm.stream.find.reasons import explain_no_stream, format_source, list_reasons, report_unexplained
 from addnorm.stream.find.remarks import remark_on_start, remark_on_stream, remark_on_sublayer
+from addnorm.stream.find.sites import Site, Stream
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame
 from addnorm.stream.find.unexplained import CENTRED, LONE_ADD, SUM, find_unexplained
 from addnorm.stream.find.unknown import Unknown
+from addnorm.stream.inspection import Inspection
 from addnorm.stream.program.build import find_program
 from addnorm.stream.program.naming import identify
 from addnorm.stream.program.result import Program
@@ -206,16 +207,6 @@ def find_repeated_program(flow: Flow) -> Program | None:
     remove_redundant_moves(flow)
     find_norms(flow)
     return find_program(flow)
-
-
-def inspect_program(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Program | None:
-    """Return the residual program of a model with several streams, without the name of its wiring; None of other models."""
-    inner = getattr(model, "_orig_mod", model)
-    with torch.no_grad():
-        flow = capture_flow(inner, args, kwargs)
-        inspection = build_inspection(inner, flow, target=model)
-        program = None if inspection.closes else find_program(flow)
-    return program if program is not None and max(program.sizes) > 1 and not program.outside else None
 
 
 def _explain_part(program: Program) -> Unknown:

@@ -15,7 +15,8 @@ from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.equation_errors import get_tolerance
-from addnorm.stream.find.inspection import Inspection, Stream
+from addnorm.stream.find.sites import Stream
+from addnorm.stream.inspection import Inspection
 from addnorm.stream.program.maps import join_streams
 from addnorm.stream.program.result import Program
 from addnorm.stream.states import list_terms
@@ -98,11 +99,11 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
         raise TypeError(f"tensor is {getattr(tensor, 'dtype', tensor)!r}, expected a tensor of floating-point numbers.")
     if not tensor.numel():
         raise ValueError("tensor has no numbers, expected a state.")
-    inspection = inspection.with_program()
     known = [*_list_values(inspection)]
     if not known:
         raise ValueError("the inspection has no stream to compare with.")
-    tensor = _split_streams(inspection.program, tensor)
+    for part in inspection.parts:
+        tensor = tensor if isinstance(part, Stream) else _split_streams(part, tensor)
     candidates = [
         (tensor.detach().movedim(axis, -1).reshape(-1, size), value)
         for value in known for axis, size in enumerate(tensor.shape) if size == value.rows.shape[-1]
@@ -119,9 +120,9 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
     return Location(**{**vars(best), "others": others})
 
 
-def _split_streams(program: Any, tensor: Tensor) -> Tensor:
+def _split_streams(program: Program, tensor: Tensor) -> Tensor:
     """Return a tensor whose streams lie one after the other in a dimension with a dimension of streams."""
-    if not isinstance(program, Program) or program.width in tensor.shape:
+    if program.width in tensor.shape:
         return tensor
     n, d = max(program.sizes), program.width
     axis = next((axis for axis, size in enumerate(tensor.shape) if size == n * d), None)
@@ -139,15 +140,9 @@ class _Named(NamedTuple):
 
 def _list_values(inspection: Inspection) -> Iterator[_Named]:
     """Yield the values of all streams."""
-    for stream in inspection.streams:
-        for name, site, value in _name_values(stream):
-            tensor = value.tensor.detach()
-            axis = stream.axis if tensor.shape[stream.axis] == stream.width else [*tensor.shape].index(stream.width)
-            yield _Named(name, site, stream.name, tensor.movedim(axis, -1).reshape(-1, stream.width))
-    widths = {stream.width for stream in inspection.streams}
-    if isinstance(inspection.program, Program):
-        yield from _name_program(inspection.program)
-        widths.add(inspection.program.width)
+    for part in inspection.parts:
+        yield from _name_stream(part) if isinstance(part, Stream) else _name_program(part)
+    widths = {part.width for part in inspection.parts}
     for name, value in inspection.results.items():
         if value.shape[-1:] and value.shape[-1] in widths and value.tensor.is_floating_point():
             yield _Named(f"the model's {name}", None, "", value.tensor.detach().reshape(-1, value.shape[-1]))
@@ -176,8 +171,8 @@ def _name_program(program: Program) -> Iterator[_Named]:
     yield cut("the end of the streams, after the last read", None, program.spine.end)
 
 
-def _name_values(stream: Stream) -> Iterator[tuple[str, str | None, Value]]:
-    """Yield the values of a stream, each once: its name, its sublayer, and the value."""
+def _name_stream(stream: Stream) -> Iterator[_Named]:
+    """Yield the values of a stream, each once."""
     of = "" if stream.name == "stream" else f" of {stream.name}"
     seen: set[Value] = set()
     for term in list_terms(stream):
@@ -188,7 +183,10 @@ def _name_values(stream: Stream) -> Iterator[tuple[str, str | None, Value]]:
         seen.add(root)
         site = None if term.site is None else term.site.id
         is_normed = term.name == "sum" and bool(stream.chain.norms_out[term.site.sublayer.place])
-        yield NAMES[term.name].format(site=site, of=of) + ", before its norm" * is_normed, site, value
+        name = NAMES[term.name].format(site=site, of=of) + ", before its norm" * is_normed
+        tensor = value.tensor.detach()
+        axis = stream.axis if tensor.shape[stream.axis] == stream.width else [*tensor.shape].index(stream.width)
+        yield _Named(name, site, stream.name, tensor.movedim(axis, -1).reshape(-1, stream.width))
 
 
 def _match_dtypes(rows: Tensor, known: Tensor) -> tuple[Tensor, Tensor, float]:

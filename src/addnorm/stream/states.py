@@ -27,7 +27,8 @@ from addnorm.stream.dataflow.replay import recompute, relative_error, replay_op
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.find import paths
 from addnorm.stream.find.equation_errors import get_tolerance
-from addnorm.stream.find.inspection import Inspection, Site, Stream
+from addnorm.stream.find.sites import Site, Stream
+from addnorm.stream.inspection import Inspection
 from addnorm.stream.models.hf import first_line
 from addnorm.stream.program.maps import join_streams
 from addnorm.stream.program.result import Program, ProgramSite
@@ -149,15 +150,13 @@ def _list_program_terms(program: Program) -> Iterator[_Term]:
 
 def _key_terms(inspection: Inspection) -> Iterator[tuple[str, str, _Term]]:
     """Yield the terms of all streams, each with a key that does not depend on names of modules, and the name of its stream."""
-    program = inspection.program
-    groups: list[tuple[str, Sequence[Any], Iterator[_Term]]]
-    groups = [(stream.name, stream.sites, list_terms(stream)) for stream in inspection.streams]
-    if isinstance(program, Program):
-        groups = [("streams", program.sites, _list_program_terms(program))]
-    for k, (name, sites, terms) in enumerate(groups):
+    for k, part in enumerate(inspection.parts):
+        terms = list_terms(part) if isinstance(part, Stream) else _list_program_terms(part)
+        sites: Sequence[Any] = part.sites
+        places = {None: "", **{site.id: str(j) for j, site in enumerate(sites)}}
         # Of several norms one after the other, the last one has the key. A write is compared as the branch and the sum.
-        keyed = {f"{k}.{'' if term.site is None else sites.index(term.site)}.{term.name}": term for term in terms}
-        yield from ((key, name, term) for key, term in keyed.items() if term.name != "write")
+        keyed = {f"{k}.{places[term.site and term.site.id]}.{term.name}": term for term in terms}
+        yield from ((key, part.name, term) for key, term in keyed.items() if term.name != "write")
 
 
 def _read(term: _Term) -> Tensor:
@@ -194,7 +193,6 @@ def save_states(inspection: Inspection, path: str | Path) -> Path:
         ...     addnorm.verify(model, x, like=path).agrees
         True
     """
-    inspection = inspection.with_program()
     if not inspection.list_sites():
         raise ValueError("inspection has no residual stream, expected one whose states can be saved.")
     states = collect_states(inspection)

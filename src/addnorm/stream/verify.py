@@ -20,10 +20,10 @@ from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.dataflow.graph import DATA, NOISE, Value
 from addnorm.stream.deviations import MAX_SITES, Deviation, compare_models, compare_wirings, group_differences
-from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.find.remarks import MISSING
 from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.inspect import inspect, inspect_run
+from addnorm.stream.inspection import Inspection
 from addnorm.stream.program.cuts import find_leaves
 from addnorm.stream.program.deviations import Difference, compare_program, compare_program_norms
 from addnorm.stream.program.result import Program
@@ -106,8 +106,7 @@ class Verification(Rendered):
         return self.wiring.name if self.wiring is not None else f"the reference, {self.reference}"
 
     def _blocks(self) -> Iterator[Block]:
-        program = self.inspection.program
-        sites = format_count(len(self.inspection.sites if program is None else program.sites), "sublayer")
+        sites = format_count(len(self.inspection.list_sites()), "sublayer")
         sentences = [*self.list_sentences()]
         if self.agrees and self.wiring is not None:
             error = format_number(self.inspection.closure, 2)
@@ -239,7 +238,6 @@ def _verify_program(
         if inspection.wiring in ("none", "unknown"):
             return Verification(wiring, inspection, (), unproven=(Unknown("", NO_PROGRAM),))
         return Verification(wiring, inspection, (Deviation("the rule of the stream", inspection.wiring, wiring.name),))
-    assert isinstance(program, Program)
     if _has_dropout(program):
         return Verification(wiring, inspection, (), unproven=(Unknown("", RANDOM),))
     found = None if isinstance(model, Inspection) else _compare_moved(model, args, kwargs, program, wiring)
@@ -291,7 +289,7 @@ def _compare_moved(
     """Compare the program of the model with other coefficients; None if its equations do not close."""
     with move_coefficients(model, program):
         moved = inspect_run(model, args, kwargs, as_program=True).program
-        return compare_program(moved, wiring) if isinstance(moved, Program) and moved.closes else None
+        return compare_program(moved, wiring) if moved is not None and moved.closes else None
 
 
 def _find_states(like: nn.Module | Inspection | str | Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> States:

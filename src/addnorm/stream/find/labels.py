@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from addnorm._util.blocks import Column, Table, TableRow
+from addnorm._util.blocks import Column, Paragraph, Table, TableRow
 from addnorm._util.norms import KINDS
-from addnorm._util.numbers import format_number
+from addnorm._util.numbers import format_count, format_number
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sublayers import Sublayer
@@ -30,6 +30,11 @@ def format_norm(norm: Norm) -> str:
     more += " (eps bounds the root)" * (norm.eps_role == "bound" and norm.kind != "scale" and not norm.uses_length)
     more += " of x - mean(x)" * (norm.kind == "scale" and norm.is_centred)
     return f"{NORM_NAMES[norm.kind]} {format_number(norm.eps, trim=True) if norm.eps is not None else ''}{more}".strip()
+
+
+def format_norms(norms: Iterable[Norm | None]) -> str:
+    """Return the norms with their eps, each kind once: "LayerNorm 1e-12"."""
+    return ", ".join(dict.fromkeys(format_norm(norm) for norm in norms if norm is not None))
 
 
 def mask_numbers(path: str) -> str:
@@ -122,23 +127,43 @@ def list_ids(chains: Sequence[Chain], streams: Sequence[str]) -> list[list[str]]
 
 # Tables of sublayers.
 
+
+def build_title(part: Any, title: str) -> Paragraph:
+    """Return the line above the equation of a stream or a program: "stream: pre_ln, d = 16, 2 layers, 4 sublayers, float32"."""
+    wiring = part.wiring.name if part.wiring else "none of the known wirings"
+    sizes = f"{format_count(part.num_layers, 'layer')}, {format_count(len(part.sites), 'sublayer')}"
+    return Paragraph(f"{title}: {wiring}, d = {part.width}, {sizes}, {part.dtype}", space=True)
+
+
 Cells = dict[str, Any]  # texts by the name of the column, and the "style" of the line
 
 
 def group_sites(sites: Iterable[Any], describe: Callable[[Any], Cells]) -> Iterator[tuple[list[Any], Cells]]:
     """Yield the sublayers of each line of a table with their cells: consecutive layers with equal cells share their lines.
 
-    The cell "layer" is added to those of `describe`.
+    The cells are those of `describe`, with the kind, the module, the layer, the error and the style of the line.
     """
     layers: dict[int, list[tuple[Any, Cells]]] = {}
     for site in sites:
-        layers.setdefault(site.layer, []).append((site, describe(site)))
+        own = {
+            "sublayer": site.kind, "module": mask_numbers(site.location), "style": "" if site.closes else "bad",
+            **describe(site),
+        }  # fmt: skip
+        layers.setdefault(site.layer, []).append((site, own))
     groups = groupby(layers.values(), key=lambda pairs: [cells for _, cells in pairs])
     for _, group in groups:
         for pairs in zip(*group, strict=True):
             same = [site for site, _ in pairs]
             first, last = same[0].layer + 1, same[-1].layer + 1
-            yield same, pairs[0][1] | {"layer": str(first) if len(same) == 1 else f"{first}-{last}"}
+            yield (
+                same,
+                pairs[0][1]
+                | {
+                    "layer": str(first) if len(same) == 1 else f"{first}-{last}",
+                    "module": merge_paths([site.location for site in same]),
+                    "error": format_number(max(site.closure for site in same), 1),
+                },
+            )
 
 
 def build_site_table(

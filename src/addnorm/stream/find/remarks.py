@@ -14,11 +14,11 @@ from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value, find_ops
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.adds import Add, has_mixing_branch
 from addnorm.stream.find.equation_errors import get_tolerance
-from addnorm.stream.find.inspection import Site, Stream
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import PlacedChain, format_guard
 from addnorm.stream.find.reasons import scales_tokens
+from addnorm.stream.find.sites import Site, Stream
 from addnorm.stream.find.sublayers import Sublayer, list_parameters
 from addnorm.stream.find.unexplained import list_carried_values
 from addnorm.wirings.spec import Wiring

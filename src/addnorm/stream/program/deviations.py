@@ -84,18 +84,22 @@ def compare_norms(norms: Iterable[tuple[str, Norm]], eps: float | None, kind: st
             yield Difference("the kind of the norm", norm.kind, str(kind), norm.path or place)
 
 
+def compare_dtypes(term: str, found: torch.dtype, expected: torch.dtype | None, place: str) -> Iterator[Difference]:
+    """Yield the difference of a dtype from another one; None accepts any."""
+    if expected not in (None, found):
+        yield Difference(term, str(found).removeprefix("torch."), str(expected).removeprefix("torch."), place)
+
+
 def compare_program_norms(
     program: Program, eps: float | None, kind: str | None, dtype: torch.dtype | None
 ) -> Iterator[Difference]:
     """Yield the norms with another eps or kind, and the states of another dtype; None accepts any."""
-    norms = [(site.id, norm) for site in program.sites for norm in (site.norm_in, site.norm_branch, *site.norms_out)]
-    places = dict.fromkeys([*norms, ("", program.final_norm)])
-    yield from compare_norms(((place, norm) for place, norm in places if norm is not None), eps, kind)
+    norms = [(site.id, norm) for site in program.sites for norm in site.list_norms()]
+    final = [("", program.final_norm)] if program.final_norm is not None else []
+    yield from compare_norms(dict.fromkeys([*norms, *final]), eps, kind)
     for site, state in zip(program.sites, program.spine.states[1:], strict=True):
         for own in {value.tensor.dtype for value in state}:
-            if dtype not in (None, own):
-                names = [str(one).removeprefix("torch.") for one in (own, dtype)]
-                yield Difference("the dtype of the streams", names[0], names[1], site.id)
+            yield from compare_dtypes("the dtype of the streams", own, dtype, site.id)
 
 
 def _compare_options(program: Program, wiring: Wiring, error: float) -> Iterator[Difference]:

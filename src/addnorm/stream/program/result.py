@@ -16,7 +16,13 @@ from addnorm._util.numbers import format_count, format_number
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.equation_errors import get_tolerance
-from addnorm.stream.find.labels import Cells, build_site_table, format_norm, group_sites, mask_numbers, merge_paths
+from addnorm.stream.find.labels import (
+    Cells,
+    build_site_table,
+    build_title,
+    format_norm,
+    group_sites,
+)
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.program.carried import Carrier
 from addnorm.stream.program.cuts import Spine, Write
@@ -24,6 +30,7 @@ from addnorm.stream.program.maps import Map, Matrix, apply_map, assemble, measur
 from addnorm.wirings.equation import wrap_equation
 from addnorm.wirings.spec import Wiring
 
+NAME = "streams"  # of a program, as of the only stream of a recording
 NARROW, ENTRIES = 76, 4  # columns of an equation, and entries of a matrix, that are shown in 80 columns
 COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "streams", "C", "A", "B", "norms", "error")}
 COLUMNS |= {"module": Column("module", fold=True), "error": Column("error", "right")}
@@ -61,7 +68,9 @@ class ProgramSite:
     sums: list[Map]
     deviation: float | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
-    stream: str = "streams"
+    stream: str = NAME
+    notes: tuple[str, ...] = ()
+    closes: bool = True  # set by the program
     index: int = 0  # set by the inspection, as the user's model
     owner: Any = None
 
@@ -70,9 +79,14 @@ class ProgramSite:
         """The inspected model; None if it no longer exists."""
         return self.owner and self.owner()
 
-    def count_streams(self) -> str:
-        """Return the number of streams at the sublayer in words: "4 streams"."""
-        return format_count(max(self.mix.values.shape[1:3]), "stream")
+    def list_norms(self) -> list[Norm]:
+        """Return the norms in the order in which they are applied."""
+        return [*dict.fromkeys(filter(None, (self.norm_in, self.norm_branch, *self.norms_out)))]
+
+    @property
+    def location(self) -> str:
+        """The path in words."""
+        return self.path or "the model"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sublayer as JSON types."""
@@ -118,6 +132,12 @@ class Program:
     deviation: float | None = None
     frozen: dict[Map, Map] = field(default_factory=dict)
     outside: list[Op] = field(default_factory=list)  # residual sums of the run that are no part of the program
+    name: str = NAME
+    embedding_norm: Norm | None = None  # it is a part of the embedding
+
+    def __post_init__(self) -> None:
+        for site in self.sites:
+            site.closes = site.closure <= self.tolerance
 
     @property
     def carrier(self) -> Carrier:
@@ -178,6 +198,26 @@ class Program:
         end = apply_map(self.carrier, self.head, streams)
         return None if end is None else relative_error(to_streams(self.carrier, self.spine.end), end)
 
+    @property
+    def expansion_closes(self) -> bool:
+        """Whether `expansion` is within the tolerance; False if it is not computed."""
+        return self.expansion is not None and self.expansion <= self.tolerance
+
+    @property
+    def equation(self) -> str:
+        """The equation of the wiring with its constants, or the form of all."""
+        return "\n".join(self.describe()[0])
+
+    @property
+    def remarks(self) -> list[str]:
+        """Properties of the whole: how many streams there are."""
+        return [self.count_streams()]
+
+    def norms(self) -> Iterator[Norm]:
+        """Yield all norms in the order of depth."""
+        of_sites = (norm for site in self.sites for norm in site.list_norms())
+        yield from dict.fromkeys(filter(None, (*of_sites, self.final_norm)))
+
     def list_reads(self, k: int) -> list[Map]:
         """Return the equations of what site k reads; of the last read if k is the number of sites."""
         return self.sites[k].reads if k < len(self.sites) else [self.head]
@@ -228,9 +268,7 @@ class Program:
 
     def build_blocks(self) -> Iterator[Block]:
         """Yield the paragraphs and the table of the program."""
-        wiring = self.wiring.name if self.wiring else "none of the known wirings"
-        sizes = f"{format_count(self.num_layers, 'layer')}, {format_count(len(self.sites), 'sublayer')}"
-        yield Paragraph(f"{self.count_streams()}: {wiring}, d = {self.width}, {sizes}, {self.dtype}", space=True)
+        yield build_title(self, self.count_streams())
         norms = {_format_norms(site) for site in self.sites}
         texts = [f"norms: {norms.pop()}"] if len(norms) == 1 and norms != {""} else []
         equation, sentences = self.describe()
@@ -242,20 +280,15 @@ class Program:
         lines = []
         for sites, cells in group_sites(self.sites, self._describe_site):
             rows, columns = sites[0].mix.values.shape[1:3]
-            lines.append(cells | {
-                "module": merge_paths([site.path or "the model" for site in sites]),
-                "streams": str(rows) if rows == columns else f"{columns} to {rows}",
-                "error": format_number(max(site.closure for site in sites), 1),
-            })  # fmt: skip
+            lines.append(cells | {"streams": str(rows) if rows == columns else f"{columns} to {rows}"})
         return build_site_table(COLUMNS, lines, ("streams", "norms"), caption)
 
     def _describe_site(self, site: ProgramSite) -> Cells:
         """Return the cells by which sublayers are grouped into one table line."""
         return {
-            "sublayer": site.kind, "module": mask_numbers(site.path),
             "C": self._describe_matrix(site, site.collapse, site.reads),
             "A": self._describe_matrix(site, site.mix, site.sums), "B": describe_matrix(site.inject),
-            "norms": _format_norms(site), "style": "" if site.closure <= self.tolerance else "bad",
+            "norms": _format_norms(site),
         }  # fmt: skip
 
     def _describe_matrix(self, site: ProgramSite, matrix: Matrix, maps: Sequence[Map]) -> str:

@@ -27,7 +27,7 @@ LABELLED_CELLS = 16  # a map with at most so many sources and depths shows its n
 LABELLED_SOURCES = 26  # of a map: 12 layers, x_0 and the biases of the norms; of more sources not every one has a label
 
 
-class _Quantity(NamedTuple):
+class Quantity(NamedTuple):
     """Content of a panel.
 
     Attributes:
@@ -43,39 +43,39 @@ class _Quantity(NamedTuple):
     title: str = ""
 
 
-def _single(role: str, statistic: str) -> _Quantity:
+def _single(role: str, statistic: str) -> Quantity:
     """Return a panel of one statistic."""
-    return _Quantity(AXIS_LABELS[role, statistic], {"": (role, statistic)}, LIMITS.get((role, statistic)))
+    return Quantity(AXIS_LABELS[role, statistic], {"": (role, statistic)}, LIMITS.get((role, statistic)))
 
 
-class _Drawing(NamedTuple):
+class Drawing(NamedTuple):
     """Drawing by depth: its panels, and for the error of a recording without numbers what is missing and how to record it."""
 
     title: str
-    quantities: tuple[_Quantity, ...]
+    quantities: tuple[Quantity, ...]
     what: str
     remedy: str
 
 
 FINAL = "of the stream at the end"  # drawn with the first of the norms
 DRAWINGS = {
-    "stream": _Drawing(
+    "stream": Drawing(
         "The residual stream by depth",
-        (_Quantity("magnitude of the stream's elements", {"rms": ("out", "rms"), "max": ("out", "max")}),),
+        (Quantity("magnitude of the stream's elements", {"rms": ("out", "rms"), "max": ("out", "max")}),),
         "the stream", FORWARD,
     ),
-    "gradients": _Drawing(
+    "gradients": Drawing(
         "Gradient of the loss by depth", (_single("grad", "l2"), _single("params", "grad_l2")), "gradients", GRADIENTS
     ),
-    "writes": _Drawing(
+    "writes": Drawing(
         "Writes of the sublayers relative to the stream", (_single("write", "ratio"), _single("write", "cosine")),
         "writes", FORWARD,
     ),
-    "similarity": _Drawing(
+    "similarity": Drawing(
         "Similarity of the tokens by depth",
         (
             _single("out", "similarity"),
-            _Quantity("σ", {
+            Quantity("σ", {
                 "of the input": ("norm_in", "sigma"), "of the stream after the add": ("norm_out", "sigma"),
                 "of the output": ("norm_branch", "sigma"), FINAL: ("norm_final", "sigma"),
             }, title="Denominator of the norms, σ = √(variance + ε)"),
@@ -168,16 +168,13 @@ class Plots:
 
 
 def _draw(
-    recording: Measurements, drawing: _Drawing, ax: Axes | None, label: str, step: int | None, stream: str | None,
+    recording: Measurements, drawing: Drawing, ax: Axes | None, label: str, step: int | None, stream: str | None,
     line: Mapping[str, Any],
 ) -> Axes:  # fmt: skip
     """Draw a panel for each quantity with values, title and legend above the first; an error if there is none."""
-    title, quantities, what, remedy = drawing
-    if step is None:
-        step = recording.last_step(*(pair for quantity in quantities for pair in quantity.lines.values()))
-    panels = [(quantity, lines) for quantity in quantities if (lines := _read_lines(recording, quantity, step, stream))]
+    panels, step = read_drawing(recording, drawing, step, stream)
     if not panels:
-        raise ValueError(f"{recording!r} has no values of {what}: {remedy}.")
+        raise ValueError(f"{recording!r} has no values of {drawing.what}: {drawing.remedy}.")
     require("matplotlib", "draw")
     drawn = {site.id for _, lines in panels for values in lines.values() for site, _ in values}
     sites = [site for site in recording.sites if stream in (None, site.stream)]
@@ -195,22 +192,28 @@ def _draw(
         axes.draw_panel(
             axes.add_lower_axes(ax, quantity.label) if number else ax,
             Panel(quantity.label, series, least=quantity.least), axis,
-            [quantity.title] if number else _title(quantity.title or title, recording, step), line,
+            [quantity.title] if number else _title(quantity.title or drawing.title, recording, step), line,
             labelled=bool(label) or several, has_series=not number or several, has_kinds=not number,
         )  # fmt: skip
     return ax
 
 
-def _read_lines(
-    recording: Measurements, quantity: _Quantity, step: int | None, stream: str | None
-) -> dict[str, Values]:
-    """Return the values of each line that has some."""
-    read = ((name, recording.series(*pair, step, stream)) for name, pair in quantity.lines.items())
-    lines = {name: values for name, values in read if values}
-    if FINAL in lines and len(lines) > 1:
-        first, *_ = lines
-        lines[first] += lines.pop(FINAL)
-    return lines
+def read_drawing(
+    recording: Measurements, drawing: Drawing, step: int | None = None, stream: str | None = None
+) -> tuple[list[tuple[Quantity, dict[str, Values]]], int | None]:
+    """Return the quantities that have values, with those of each line, and the step: the last one that has some by default."""
+    if step is None:
+        step = recording.last_step(*(pair for quantity in drawing.quantities for pair in quantity.lines.values()))
+    panels = []
+    for quantity in drawing.quantities:
+        read = ((name, recording.series(*pair, step, stream)) for name, pair in quantity.lines.items())
+        lines = {name: values for name, values in read if values}
+        if FINAL in lines and len(lines) > 1:
+            first, *_ = lines
+            lines[first] += lines.pop(FINAL)
+        if lines:
+            panels.append((quantity, lines))
+    return panels, step
 
 
 def _title(what: str, recording: Measurements, step: int | None) -> list[str]:

@@ -15,10 +15,12 @@ from addnorm._util.jsonio import to_jsonable
 from addnorm.stream.dataflow.graph import UNCOUNTED, Value
 from addnorm.stream.dataflow.memory import is_in_memory
 from addnorm.stream.dataflow.wrappers import find_parameter
-from addnorm.stream.find.inspection import Inspection, Site, Stream
-from addnorm.stream.find.labels import format_norm
+from addnorm.stream.find.labels import format_norms
 from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.sites import Site, Stream
 from addnorm.stream.find.sublayers import Sublayer, list_parameters
+from addnorm.stream.find.unknown import Unknown
+from addnorm.stream.inspection import Inspection, Part, measure_closure, name_wirings
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.schema import RecordedSite
 from addnorm.stream.write_terms import WriteTerm, find_write_term, is_overwritten
@@ -198,32 +200,8 @@ class Probes:
         return max(stream.num_layers for stream in self.streams.values())
 
     def describe(self, mode: str) -> dict[str, Any]:
-        """Return what a recording keeps of the inspection, as JSON types: infinity is a word.
-
-        "streams" has the wiring of each stream (None: not a known one), how well every equation closes, and the closure of
-        x_L = x_0 + all writes (None: not a plain sum); "unknown" has the adds that were not understood.
-        """
-        found = self.inspection
-        streams: dict[str, Any] = {}
-        for stream in found.streams:
-            streams[stream.name] = {
-                "wiring": stream.wiring and stream.wiring.name, "equation": stream.equation, "width": stream.width,
-                "layers": stream.num_layers, "dtype": stream.dtype, "norms": format_norms(stream.norms()),
-                "embedding_norm": format_norms([stream.embedding_norm]), "final_norm": format_norms([stream.final_norm]),
-                "closure": stream.closure, "closes": stream.sum_closes, "remarks": [*stream.remarks],
-                "sites": {
-                    site.id: describe_site(
-                        site.closure, site.closes, [site.norm_in, site.norm_branch, site.norm_out], site.notes
-                    )
-                    for site in stream.sites
-                },
-            }  # fmt: skip
-        metadata: dict[str, Any] = to_jsonable({
-            "mode": mode, "wiring": found.wiring, "closure": found.closure,
-            "dtype": "/".join(dict.fromkeys(stream.dtype for stream in found.streams)), "streams": streams,
-            "unknown": [{"path": part.path, "reason": part.reason} for part in found.unknown],
-        })  # fmt: skip
-        return metadata
+        """Return what a recording keeps of the inspection."""
+        return describe_parts(self.inspection.parts, self.inspection.unknown, mode)
 
     def is_stale(self, shapes: Any, masked: bool) -> bool:
         """Return whether a forward with inputs of other shapes must be inspected again, to know the order of its tokens.
@@ -273,13 +251,28 @@ def _find_wait(value: Value) -> Value | None:
     return None
 
 
-def describe_site(
-    closure: float, closes: bool, norms: Iterable[Norm | None], notes: Iterable[str] = ()
-) -> dict[str, Any]:
-    """Return what a recording keeps of a sublayer's equation."""
-    return {"closure": closure, "closes": closes, "norms": format_norms(norms), "notes": [*notes]}
+def describe_parts(parts: Sequence[Part], unknown: Iterable[Unknown], mode: str) -> dict[str, Any]:
+    """Return what a recording keeps of streams, or of a residual program, as JSON types: infinity is a word.
 
-
-def format_norms(norms: Iterable[Norm | None]) -> str:
-    """Return the norms with their eps, each kind once: "LayerNorm 1e-12"."""
-    return ", ".join(dict.fromkeys(format_norm(norm) for norm in norms if norm is not None))
+    "streams" has the wiring of each stream (None: not a known one), how well every equation closes, and the closure of the end
+    (None: it is not computed); "unknown" has the adds that were not understood.
+    """
+    streams: dict[str, Any] = {}
+    for part in parts:
+        sites = {
+            site.id: {"closure": site.closure, "closes": site.closes, "norms": format_norms(site.list_norms()),
+                      "notes": [*site.notes]}
+            for site in part.sites
+        }  # fmt: skip
+        streams[part.name] = {
+            "wiring": part.wiring and part.wiring.name, "equation": part.equation, "width": part.width,
+            "layers": part.num_layers, "dtype": part.dtype, "norms": format_norms(part.norms()),
+            "embedding_norm": format_norms([part.embedding_norm]), "final_norm": format_norms([part.final_norm]),
+            "closure": part.expansion, "closes": part.expansion_closes, "remarks": [*part.remarks], "sites": sites,
+        }  # fmt: skip
+    metadata: dict[str, Any] = to_jsonable({
+        "mode": mode, "wiring": name_wirings(parts), "closure": measure_closure(parts),
+        "dtype": "/".join(dict.fromkeys(part.dtype for part in parts)), "streams": streams,
+        "unknown": [{"path": part.path, "reason": part.reason} for part in unknown],
+    })  # fmt: skip
+    return metadata

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from addnorm._util.jsonio import to_jsonable
 from addnorm.stream.dataflow.arithmetic import is_view
 from addnorm.stream.dataflow.graph import DATA, Flow, Value, walk
 from addnorm.stream.find.norm import Norm
@@ -19,12 +18,11 @@ from addnorm.stream.layout.mixing import Mixing
 from addnorm.stream.layout.token_layout import Piece, TokenLayout
 from addnorm.stream.program.cuts import find_coefficient_ops, list_coefficients
 from addnorm.stream.program.naming import identify
-from addnorm.stream.program.result import Program, ProgramSite
-from addnorm.stream.record.probes import describe_site, format_norms
+from addnorm.stream.program.result import NAME, Program, ProgramSite
+from addnorm.stream.record.probes import describe_parts
 from addnorm.stream.record.schema import RecordedSite
 from addnorm.stream.tokens import OmittedError, TokenMask, Tokens
 
-NAME = "streams"  # of the recording's only stream
 OTHER_TOKENS = "the sublayer has other tokens than the streams"
 
 
@@ -160,28 +158,10 @@ class ProgramProbes:
         return found
 
     def describe(self, mode: str) -> dict[str, Any]:
-        """Return what a recording keeps of the program, as JSON types and with the names of `Probes.describe`."""
-        program = self.program
-        if program.wiring is None:
-            identify(program)
-        name, error = program.wiring and program.wiring.name, program.expansion
-        norms = {site.id: [norm for of_role in list_norms(site).values() for norm in of_role] for site in program.sites}
-        equation, _ = program.describe()
-        sites = {
-            site.id: describe_site(site.closure, site.closure <= program.tolerance, norms[site.id])
-            for site in program.sites
-        }
-        stream = {
-            "wiring": name, "equation": "\n".join(equation), "width": program.width, "layers": program.num_layers,
-            "dtype": program.dtype, "norms": format_norms(norm for of_site in norms.values() for norm in of_site),
-            "embedding_norm": "", "final_norm": format_norms([program.final_norm]), "closure": error,
-            "closes": error is not None and error <= program.tolerance, "remarks": [program.count_streams()], "sites": sites,
-        }  # fmt: skip
-        metadata: dict[str, Any] = to_jsonable({
-            "mode": mode, "wiring": name or "unknown", "closure": program.closure, "dtype": program.dtype,
-            "streams": {NAME: stream}, "unknown": [],
-        })  # fmt: skip
-        return metadata
+        """Return what a recording keeps of the program."""
+        if self.program.wiring is None:
+            identify(self.program)
+        return describe_parts([self.program], (), mode)
 
 
 def list_norms(site: ProgramSite) -> dict[str, list[Norm]]:

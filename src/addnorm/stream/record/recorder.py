@@ -26,7 +26,6 @@ from addnorm.stream.dataflow.graph import Flow
 from addnorm.stream.dataflow.observers import ObserverMode, observe_forwards, use_nonreentrant_checkpoints
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_ranks, meet, reshard
 from addnorm.stream.edits import is_edited
-from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.inspect import (
     capture_flow,
     check_parameters,
@@ -34,6 +33,7 @@ from addnorm.stream.inspect import (
     inspect_flow,
     leave_inference_mode,
 )
+from addnorm.stream.inspection import Inspection
 from addnorm.stream.models.inputs import format_inputs
 from addnorm.stream.program.result import Program
 from addnorm.stream.record.forward import Forward, StreamForward
@@ -302,7 +302,7 @@ class _Recorder:
             )
         flow, inspection, program = self._inspect(args, kwargs)
         probes: Probes | ProgramProbes
-        if isinstance(program, Program):
+        if program is not None:
             self._check_program(bool(ranks))
             probes = ProgramProbes(program, flow, self.layers)
         elif inspection is None:
@@ -333,7 +333,7 @@ class _Recorder:
             self._programs[self._key] = shapes, probes
         return probes
 
-    def _inspect(self, args: Any, kwargs: dict[str, Any]) -> tuple[Flow, Inspection | None, Any]:
+    def _inspect(self, args: Any, kwargs: dict[str, Any]) -> tuple[Flow, Inspection | None, Program | None]:
         """Return a run, its inspection, and its residual program, or None; after a first program only this."""
         in_inference = torch.is_inference_mode_enabled()
         if not self._programs:

@@ -20,8 +20,8 @@ from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import Observer
 from addnorm.stream.dataflow.replay import relative_error
-from addnorm.stream.find.inspection import Stream
 from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.sites import Stream
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.record.probes import Leaves
 from addnorm.stream.record.schema import Balance, MemoryMap
