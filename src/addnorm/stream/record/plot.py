@@ -176,6 +176,10 @@ def _draw(
     if not panels:
         raise ValueError(f"{recording!r} has no values of {drawing.what}: {drawing.remedy}.")
     require("matplotlib", "draw")
+    for _, lines in panels:
+        if FINAL in lines and len(lines) > 1:
+            first, *_ = lines
+            lines[first] += lines.pop(FINAL)
     drawn = {site.id for _, lines in panels for values in lines.values() for site, _ in values}
     sites = [site for site in recording.sites if stream in (None, site.stream)]
     axis, places = depth_axis([site for site in sites if site.kind != "final" or site.id in drawn])
@@ -208,9 +212,6 @@ def read_drawing(
     for quantity in drawing.quantities:
         read = ((name, recording.series(*pair, step, stream)) for name, pair in quantity.lines.items())
         lines = {name: values for name, values in read if values}
-        if FINAL in lines and len(lines) > 1:
-            first, *_ = lines
-            lines[first] += lines.pop(FINAL)
         if lines:
             panels.append((quantity, lines))
     return panels, step

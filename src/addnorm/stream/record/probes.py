@@ -127,7 +127,7 @@ class Probes:
         self.sites: list[SiteProbe] = []
         self.writes: list[WriteProbe] = []  # also of sublayers that are not recorded
         self.norms: list[NormProbe] = []
-        self.inspection, self.shapes = inspection, shapes
+        self.shapes = shapes
         self.streams = {stream.name: stream for stream in inspection.streams}
         is_named = len(self.streams) > 1 or "final" in {site.id for site in inspection.sites}
         chosen = None if layers is None else {*layers}
@@ -198,10 +198,6 @@ class Probes:
     def num_layers(self) -> int:
         """The largest number of layers of a stream."""
         return max(stream.num_layers for stream in self.streams.values())
-
-    def describe(self, mode: str) -> dict[str, Any]:
-        """Return what a recording keeps of the inspection."""
-        return describe_parts(self.inspection.parts, self.inspection.unknown, mode)
 
     def is_stale(self, shapes: Any, masked: bool) -> bool:
         """Return whether a forward with inputs of other shapes must be inspected again, to know the order of its tokens.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -17,9 +16,7 @@ from addnorm.stream.layout.dimensions import Part
 from addnorm.stream.layout.mixing import Mixing
 from addnorm.stream.layout.token_layout import Piece, TokenLayout
 from addnorm.stream.program.cuts import find_coefficient_ops, list_coefficients
-from addnorm.stream.program.naming import identify
 from addnorm.stream.program.result import NAME, Program, ProgramSite
-from addnorm.stream.record.probes import describe_parts
 from addnorm.stream.record.schema import RecordedSite
 from addnorm.stream.tokens import OmittedError, TokenMask, Tokens
 
@@ -156,12 +153,6 @@ class ProgramProbes:
         if found and not spine.relevant.isdisjoint(v for v in others if v is not spine.end):
             raise OmittedError("the model returns more than what it computes from the last read")
         return found
-
-    def describe(self, mode: str) -> dict[str, Any]:
-        """Return what a recording keeps of the program."""
-        if self.program.wiring is None:
-            identify(self.program)
-        return describe_parts([self.program], (), mode)
 
 
 def list_norms(site: ProgramSite) -> dict[str, list[Norm]]:

@@ -35,10 +35,11 @@ from addnorm.stream.inspect import (
 )
 from addnorm.stream.inspection import Inspection
 from addnorm.stream.models.inputs import format_inputs
+from addnorm.stream.program.naming import identify
 from addnorm.stream.program.result import Program
 from addnorm.stream.record.forward import Forward, StreamForward
 from addnorm.stream.record.gradients import GradientHooks
-from addnorm.stream.record.probes import Leaves, Probes
+from addnorm.stream.record.probes import Leaves, Probes, describe_parts
 from addnorm.stream.record.program_forward import ProgramForward
 from addnorm.stream.record.program_probes import ProgramProbes
 from addnorm.stream.record.recording import Recording
@@ -321,7 +322,9 @@ class _Recorder:
         known = self.recording.sites
         if not known:
             self.recording.sites = tuple(probes.recorded)
-            self.recording.metadata |= probes.describe("training" if self.model.training else "evaluation")
+            unknown = inspection.unknown if inspection is not None and program is None else ()
+            mode = "training" if self.model.training else "evaluation"
+            self.recording.metadata |= describe_parts([*probes.streams.values()], unknown, mode)
         elif [site.id for site in known] != [site.id for site in probes.recorded]:
             if self._key in self._programs:
                 return None
@@ -347,6 +350,8 @@ class _Recorder:
             flow = capture_flow(self.model, args, kwargs)
             with torch.no_grad():
                 program = find_repeated_program(flow)
+                if program is not None and not self._programs:
+                    identify(program)
         return (flow, None, program) if program is not None or self._programs else found
 
     def _check_program(self, is_sharded: bool) -> None:
