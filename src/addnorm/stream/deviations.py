@@ -207,14 +207,14 @@ def _compare_size(own: dict[str, Any], their: dict[str, Any], of: str = "") -> I
 def _compare_equations(stream: Stream, theirs: dict[str, Any]) -> Iterator[Difference]:
     """Yield the differences of the rows and norms of two streams of the same size."""
     ours = stream.to_dict()
-    for name in ("embedding", "final"):
-        yield from _compare_norm_options(f"the {name} norm", ours["norms"].get(name), theirs["norms"].get(name), "")
     for site, own, their in zip(stream.sites, ours["sites"], theirs["sites"], strict=True):
         yield from _compare_kinds(own, their, {"kind": "the sublayer", "role": "the role"})
         for words in _compare_row(site, _read_row(their["row"]), their["parallel"] > 1, False):
             yield Difference(*words, site.id)
         for name in NORMS:  # a norm that is missing is a difference of the row
             yield from _compare_norm_options("", own["norms"].get(name), their["norms"].get(name), site.id)
+    for name in ("embedding", "final"):
+        yield from _compare_norm_options(f"the {name} norm", ours["norms"].get(name), theirs["norms"].get(name), "")
 
 
 def _compare_kinds(own: dict[str, Any], their: dict[str, Any], terms: Mapping[str, str]) -> Iterator[Difference]:
