@@ -125,6 +125,8 @@ class Op:
     def __post_init__(self) -> None:
         self.origin = self.origin or self.name
         self.traits = find_traits(self.name)
+        if "scatter" in self.traits and self.get("accumulate", False):
+            self.traits -= {"join"}
 
     @property
     def address(self) -> Address:

@@ -37,7 +37,7 @@ from addnorm.stream.find.paths import (
 )
 
 REPLACED = "tokens of the stream are replaced by values that were computed from it"
-PARTIAL = "an add changes a part of the tokens only, which no row expresses"
+PARTIAL = "an add changes a part of the tokens only, or its sum is joined with an earlier state, which no row expresses"
 MULTIPLES = "between two sublayers the stream is replaced by a sum of its multiples"
 
 

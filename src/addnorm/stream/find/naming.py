@@ -12,6 +12,7 @@ from addnorm import wirings
 from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.arithmetic import get_number, strip_views
 from addnorm.stream.dataflow.graph import Op, Value
+from addnorm.stream.dataflow.replay import recompute, relative_error
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings.factors import FACTORS
@@ -22,6 +23,7 @@ WITHOUT_FINAL_NORM = "without the final norm of this wiring"
 SCALED_SKIP = "between sublayers the stream is multiplied by a factor, and an earlier state is added"
 SKIPS = "every layer adds an earlier state once more"
 SKIP = "an earlier state is added once more, which this wiring does not do"
+SCALE, SAME = 1.5, 1e-2  # a sublayer whose output differs by less for an input times SCALE normalizes it
 TOLERANCE = 1e-5  # relative: constants pass through the model's dtype
 
 
@@ -47,7 +49,7 @@ def summarize_sublayer(chain: Chain, sublayer: Sublayer, layer: int, row: Row, h
         layer, row, sublayer.kind, sublayer.role, sum(part.role == "branch" for part in parts),
         frozenset(id(norm) for part in parts for norm in part.reads.norms),
         find_scale_names(sublayer), has_reasons,
-        _count_skipped(chain, sublayer), _has_inner_norm(sublayer),
+        _count_skipped(chain, sublayer), _has_inner_norm(sublayer) or (not any(_norms(row)) and _ignores_scale(sublayer)),
     )  # fmt: skip
 
 
@@ -68,6 +70,16 @@ def _has_inner_norm(sublayer: Sublayer) -> bool:
     known = {op for norm in norms for op in norm.ops}
     others = [op for op in sublayer.ops if op not in known]
     return any("normalizing" in op.traits or op.norms or _takes_root(op) or _divides_by_size(op) for op in others)
+
+
+def _ignores_scale(sublayer: Sublayer) -> bool:
+    """Return whether a sublayer gives the same output for a multiple of its input, as one that normalizes it does."""
+    read, once = sublayer.add.read, sublayer.raw.tensor.detach()
+    try:
+        other = recompute(sublayer.raw, {read: SCALE * read.tensor.detach()})
+    except Exception:  # of any kind: an operator cannot be computed again
+        return False
+    return bool(once.any()) and relative_error(other, once) < SAME
 
 
 def _takes_root(op: Op) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from addnorm.stream.dataflow.arithmetic import Factor, is_view, match_factor
+from addnorm.stream.dataflow.arithmetic import Factor, has_numbers, is_view, match_factor
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value, walk
 from addnorm.stream.dataflow.replay import move_labels
 from addnorm.stream.find.norm import Norm
@@ -184,9 +184,10 @@ def find_pooled_norm(state: Value, regions: Regions) -> tuple[Norm, Op] | None:
                 continue
             seen.add(op)
             whole = [norm for norm in op.norms if norm.x.shape[-1:] == state.shape[-1:]]
-            if whole and first is not None:
-                return whole[0], first
+            last = first if value is state else first or value.op
+            if whole and last is not None:
+                return whole[0], last
             if "mixing" not in op.traits or not any(v.kind & PARAMETER and not v.kind & DATA for v in op.inputs):
                 step = first if first is not None or "view" in op.traits else op
-                todo += [(out, step) for out in op.outputs if out.tensor.is_floating_point()]
+                todo += [(out, step) for out in op.outputs if has_numbers(out)]
     return None

@@ -178,7 +178,7 @@ class Passage:
             self.is_masked |= not is_idle and all(v in labels or not v.kind for v in carried)
             return new
         if product is None:
-            indices = [v for v in op.inputs if not v.tensor.is_floating_point()]
+            indices = [v for v in op.inputs if v not in carried and not v.tensor.is_floating_point()]
             if any(self._is_computed(index, source) for index in indices):
                 self.chosen.append(op)
             return new

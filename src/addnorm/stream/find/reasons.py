@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.arithmetic import (
     Factor,
+    has_numbers,
     is_ancestor,
     is_move,
     list_carried,
+    list_joined,
     match_factor,
     strip_moves,
     strip_views,
 )
-from addnorm.stream.dataflow.graph import Flow, Op, Value, walk
+from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value, walk
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import MOVED, PlacedChain, keeps_features
@@ -28,11 +30,14 @@ from addnorm.stream.find.unexplained import (
     SHORTCUT,
     SUM,
     Unexplained,
+    is_computed_from,
     list_carried_values,
 )
 from addnorm.stream.find.unknown import Unknown
 
 NO_ADD = "no residual add was found: no operator adds to a value the output of a sublayer that reads the value"
+OPEN = "no residual add is understood; what {} computes of a value and of what was computed from it may be one"
+UNSEEN = "no residual add is understood; by the operators that were seen, the output depends on no input"
 ZERO_FACTOR = "what the sublayer reads or returns is multiplied by 0"
 CONSTANTS = "a factor is a vector of constants, which no parameter has and no row expresses"
 TWICE = "the branch itself contains x + ...: the stream is added twice"
@@ -50,7 +55,7 @@ NEGATED = "the stream changes its sign, x' = -x + ..., which no wiring does"
 SEVERAL_KINDS = "the sublayer reads the stream through norms of different kinds, and a row has one norm"
 STALE = "what is added was computed from an earlier state of the stream, not from the one to which it is added"
 IN_A_ROW = "the sublayer reads the output of another one, and both are added at once: neither one after the other nor in parallel"
-SHIFTED = "the residual passes an operator that moves tokens or features, but not what the sublayer reads"
+SHIFTED = "the residual passes an operator that may move tokens or features, but not what the sublayer reads"
 PROJECTED = "the output is multiplied by a norm of the stream, or added to one, which no row expresses"
 
 PARALLEL = "the state of another stream is added, which was computed from this one before: branches that run beside it"
@@ -79,7 +84,45 @@ def explain_no_stream(flow: Flow, norms: Sequence[Norm], found: Sequence[Unexpla
     """Explain why a model has no stream."""
     seen = f"{format_count(len(flow.ops), 'operator')} ran, {format_count(len(norms), 'norm')} among them"
     hidden = "" if norms else "; operators of other threads and of TorchScript are not seen"
-    return report_unexplained(found) or [Unknown("", f"{NO_ADD} ({seen}{hidden})")]
+    reason, op = NO_ADD, next(filter(_may_add, flow.ops), None)
+    if op is not None:
+        reason = OPEN.format(op.name)
+    elif not any(value.kind & DATA for value in flow.list_results()):
+        reason = UNSEEN
+    return report_unexplained(found) or [
+        Unknown(op.frame.path if op else "", f"{reason} ({seen}{hidden})", format_source(op) if op else "")
+    ]
+
+
+def _may_add(op: Op) -> bool:
+    """Return whether an operator may add to a value what was computed from it: it is no move, norm or product of the two."""
+    if is_move(op) or op.norms or op.name in ("mul", "div") or not any(map(has_numbers, op.outputs)):
+        return False
+    each = [[*_list_parts(value)] for value in op.inputs if value.kind & DATA and has_numbers(value)]
+    is_product = not op.traits.isdisjoint(("pair", "attention"))
+    return any(
+        p is not q and is_computed_from(q, {*walk([p], _list_held)})
+        for parts in (each if is_product else [sum(each, [])])
+        for p in parts
+        for q in parts
+    )
+
+
+def _list_parts(value: Value) -> Iterator[Value]:
+    """Yield the values that were joined to `value`; only `value` if it is no join."""
+    joined = [v for v in walk([value], lambda v: list_carried(v)) if v.op is not None and list_joined(v.op)]
+    yield from (v for join in joined for v in join.op.inputs if v.kind & DATA) if joined else [value]
+
+
+def _list_held(value: Value) -> list[Value]:
+    """Return the inputs that a value may hold: all, unless a product with parameters or of two activations computed it."""
+    op = value.op
+    if op is None or value.norm is not None:
+        return [value.norm.x] if op is not None else []
+    inputs = [v for v in op.inputs if v.kind & DATA]
+    is_product = op.name in ("mul", "div") or "mixing" in op.traits
+    is_learned = len(inputs) > 1 or any(v.kind & (DATA | PARAMETER) == PARAMETER for v in op.inputs)
+    return [] if is_product and is_learned else inputs
 
 
 def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:

@@ -42,7 +42,7 @@ from addnorm.stream.find.passages import PlacedChain, keeps_features
 from addnorm.stream.find.paths import match_interpolation
 from addnorm.stream.layout.dimensions import find_axis
 
-SUM = "a sum of a value and what was computed from it, which is no add of a sublayer"
+SUM = "a sum of a value and what was computed from it, which is not understood as the add of a sublayer"
 CHANGED = "a function of the end of the stream is normalized: the norm before the output is no final norm of the stream"
 TWO_FUNCTIONS = (
     "the stream begins with a sum of two functions of another stream, as of a projection and a sublayer's output"
@@ -51,11 +51,11 @@ CONTINUED = "the stream begins with a function of the end of another stream, not
 RESIZED = "the stream begins with features of the end of another stream, cut, joined or padded"
 STARTS_IN_SUM = "the stream begins with a residual sum that is not understood"
 ADDED = "something that no sublayer of the stream wrote is added to the stream after its last add"
-LONE_ADD = "a single add x + f(x): no other add continues its sum, and no norm over the features belongs to it"
+LONE_ADD = "a single add x + f(x): no other add is seen to continue its sum, nor a norm over the features to belong to it"
 BATCH_NORM = "x' = BatchNorm(x + f(x)): the sum is normalized over other tokens too, which no row expresses"
 GATED = "x' = g * x + ... with a gate g computed from the data, which no row expresses (a highway network, a recurrent cell)"
 SHORTCUT = "x' = W x + ...: the stream is multiplied by a matrix over its last dimension, which no row expresses"
-MIXED = "x' = A x + ... with a matrix A over another dimension than the last: it mixes states or tokens, which no row expresses"
+MIXED = "x' = A x + ... with a matrix A over another dimension than the last: it mixes states, tokens or groups of features, which no row expresses"
 MULTIPLIED = "x' = A x + ... with a matrix A that mixes features, states or tokens, which no row expresses"
 SEVERAL = "a sum of three or more values, some of which are computed from others, which no row expresses"
 CENTRED = (
@@ -150,7 +150,7 @@ class _Search:
                 continue
             carried = [(q, list_carried_values(p)) for p, q in _list_operands(op)]
             reason = (BATCH_NORM if _is_batch_normed(op) else LONE_ADD) if op in self.left else _explain_sum(op)
-            if reason is None and any(_is_computed_from(q, values) for q, values in carried):
+            if reason is None and any(is_computed_from(q, values) for q, values in carried):
                 reason = SUM
             if reason is not None:
                 chains = frozenset(self.states[v] for _, values in carried for v in values if v in self.states)
@@ -242,7 +242,7 @@ class _Search:
         out = op.outputs[0]
         operands = _list_operands(op)
         joined = list_joined(op)
-        if out.shape[-1:] != value.shape[-1:] and op not in self.left and not operands:
+        if out.shape[-1:] != value.shape[-1:] and op not in self.left and not operands and not is_move(op):
             return None, []
         if value in joined:
             if self._joins_older_state(k, joined) and not self.regions.is_read_only(op.outputs):
@@ -285,7 +285,7 @@ def _list_operands(op: Op) -> list[tuple[Value, Value]]:
     """Return the operands of a sum as [(p, q), (q, p)] if both depend on the data; an empty list otherwise."""
     if match_factor(op) is not None:
         return []
-    if op.name in ("index_add", "scatter_add", "addcdiv") and len(op.inputs) > 1:
+    if (op.name == "addcdiv" or ("scatter" in op.traits and not is_move(op))) and len(op.inputs) > 1:
         terms = [op.inputs[0], op.inputs[-1]]
     elif (interpolation := match_interpolation(op)) is not None:
         terms = [interpolation.x, interpolation.y]
@@ -326,13 +326,13 @@ def _list_sources(value: Value) -> list[tuple[Value, bool]]:
         return [(product[0], True)]
     if not op.traits.isdisjoint(("mixing", "combining")):
         return []
-    return [(v, False) for v in op.inputs if v.kind & DATA and _count_numbers(v) == _count_numbers(value)]
+    return [(v, False) for v in op.inputs if v.kind & DATA and not _list_sizes(v).isdisjoint(_list_sizes(value))]
 
 
-def _count_numbers(value: Value) -> int:
-    """Return the number of real numbers of a value, two for a complex one; 0 for integers."""
-    is_complex = value.tensor.is_complex()
-    return math.prod(value.shape) * (2 if is_complex else int(value.tensor.is_floating_point()))
+def _list_sizes(value: Value) -> set[int]:
+    """Return the number of elements of a value, and of a complex one also that of its real numbers; none for integers."""
+    size = math.prod(value.shape)
+    return {size, 2 * size} if value.tensor.is_complex() else {size} if value.tensor.is_floating_point() else set()
 
 
 def list_carried_values(value: Value) -> set[Value]:
@@ -351,7 +351,7 @@ def _walk_moved(value: Value) -> Iterator[Value]:
     return walk([value], follow)
 
 
-def _is_computed_from(value: Value, carried: set[Value]) -> bool:
+def is_computed_from(value: Value, carried: set[Value]) -> bool:
     """Return whether `value` depends on a value in `carried` through an operator that mixes tokens or features."""
     lowest = min((v.index for v in carried), default=0)
 
