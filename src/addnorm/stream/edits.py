@@ -208,7 +208,7 @@ class OutputEdit(WriteEdit):
         columns = [column for part in site.sums for column in part.columns if column.source is site.write.value]
         values = {strip_views(column.operand) for column in columns}
         value = next(iter(values), None)
-        if len(values) != 1 or value is None or value.op is None or value.part != 0:
+        if len(values) != 1 or value is None or value.op is None or value.part not in (0, "y"):
             raise RuntimeError(
                 f"{site.id!r} writes a value that no operator of its own computes, expected one: replace its module."
             )
