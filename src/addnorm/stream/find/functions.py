@@ -40,7 +40,7 @@ class Dominators:
     def add(self, op: Op) -> Value | None:
         """Add an operator and return the nearest dominator of its outputs; None if the outputs are no function of one value."""
         sources = self._list_sources(op)
-        if not sources or _is_barrier(op):
+        if not sources or is_barrier(op):
             return None
         common: Value | None = sources[0]
         for source in sources[1:]:
@@ -76,7 +76,7 @@ class Dominators:
         return first
 
 
-def _is_barrier(op: Op) -> bool:
+def is_barrier(op: Op) -> bool:
     """Return whether `op` is never part of a `Function`: random numbers, a product with a learned matrix, an unknown operator."""
     is_unknown = not op.traits.isdisjoint(("opaque", "attention"))
     if op.name == "write_into" or is_unknown or any(v.part == "memory" for v in op.outputs):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.arithmetic import (
@@ -12,13 +13,13 @@ from addnorm.stream.dataflow.arithmetic import (
     is_ancestor,
     is_move,
     list_carried,
-    list_joined,
     match_factor,
     strip_moves,
     strip_views,
 )
-from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value, walk
+from addnorm.stream.dataflow.graph import DATA, Flow, Op, Value, walk
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
+from addnorm.stream.find.functions import is_barrier
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import MOVED, PlacedChain, keeps_features
 from addnorm.stream.find.sublayers import Sublayer, has_zero_factor
@@ -84,45 +85,29 @@ def explain_no_stream(flow: Flow, norms: Sequence[Norm], found: Sequence[Unexpla
     """Explain why a model has no stream."""
     seen = f"{format_count(len(flow.ops), 'operator')} ran, {format_count(len(norms), 'norm')} among them"
     hidden = "" if norms else "; operators of other threads and of TorchScript are not seen"
-    reason, op = NO_ADD, next(filter(_may_add, flow.ops), None)
-    if op is not None:
-        reason = OPEN.format(op.name)
-    elif not any(value.kind & DATA for value in flow.list_results()):
-        reason = UNSEEN
-    return report_unexplained(found) or [
-        Unknown(op.frame.path if op else "", f"{reason} ({seen}{hidden})", format_source(op) if op else "")
-    ]
+    reason = NO_ADD if any(value.kind & DATA for value in flow.list_results()) else UNSEEN
+    found = found or [Unexplained(op, OPEN.format(op.name), frozenset()) for op in flow.ops if _may_add(op)]
+    return report_unexplained(found) or [Unknown("", f"{reason} ({seen}{hidden})")]
 
 
 def _may_add(op: Op) -> bool:
     """Return whether an operator may add to a value what was computed from it: it is no move, norm or product of the two."""
     if is_move(op) or op.norms or op.name in ("mul", "div") or not any(map(has_numbers, op.outputs)):
         return False
-    each = [[*_list_parts(value)] for value in op.inputs if value.kind & DATA and has_numbers(value)]
-    is_product = not op.traits.isdisjoint(("pair", "attention"))
-    return any(
-        p is not q and is_computed_from(q, {*walk([p], _list_held)})
-        for parts in (each if is_product else [sum(each, [])])
-        for p in parts
-        for q in parts
-    )
-
-
-def _list_parts(value: Value) -> Iterator[Value]:
-    """Yield the values that were joined to `value`; only `value` if it is no join."""
-    joined = [v for v in walk([value], lambda v: list_carried(v)) if v.op is not None and list_joined(v.op)]
-    yield from (v for join in joined for v in join.op.inputs if v.kind & DATA) if joined else [value]
+    each = [[v for v in walk([value], list_carried) if v.op is None or not is_move(v.op)] for value in op.inputs]
+    groups = each if not op.traits.isdisjoint(("pair", "attention")) else [sum(each, [])]
+    pairs = (pair for parts in groups for pair in itertools.permutations(dict.fromkeys(parts), 2))
+    return any(is_computed_from(q, {*walk([p], _list_held)}) for p, q in pairs)
 
 
 def _list_held(value: Value) -> list[Value]:
     """Return the inputs that a value may hold: all, unless a product with parameters or of two activations computed it."""
     op = value.op
-    if op is None or value.norm is not None:
-        return [value.norm.x] if op is not None else []
-    inputs = [v for v in op.inputs if v.kind & DATA]
+    if op is None or is_barrier(op):
+        return []
+    inputs = [value.norm.x] if value.norm is not None else [v for v in op.inputs if v.kind & DATA]
     is_product = op.name in ("mul", "div") or "mixing" in op.traits
-    is_learned = len(inputs) > 1 or any(v.kind & (DATA | PARAMETER) == PARAMETER for v in op.inputs)
-    return [] if is_product and is_learned else inputs
+    return [] if is_product and len(inputs) > 1 else inputs
 
 
 def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:

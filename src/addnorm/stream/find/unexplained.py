@@ -242,8 +242,9 @@ class _Search:
         out = op.outputs[0]
         operands = _list_operands(op)
         joined = list_joined(op)
-        if out.shape[-1:] != value.shape[-1:] and op not in self.left and not operands and not is_move(op):
-            return None, []
+        is_flat = is_move(op) and len(out.shape) != len(value.shape)
+        if out.shape[-1:] != value.shape[-1:] and op not in self.left and not operands and not (is_flat and joined):
+            return None, [(v, False) for v in op.outputs if is_flat]
         if value in joined:
             if self._joins_older_state(k, joined) and not self.regions.is_read_only(op.outputs):
                 return PARTIAL, []
