@@ -173,3 +173,11 @@ def test_numbers_that_prove_nothing_are_no_deviation(streams, change, words):
     assert (found.agrees, found.deviations) == (False, ())
     assert words in " ".join(str(found).split())
     assert addnorm.verify(model, x, wiring=wiring).agrees == (streams == 4)
+
+
+@pytest.mark.parametrize("norms", [1, 2])
+def test_verify_counts_the_norms_of_parallel_sublayers(norms):
+    model, x = make_model(wirings.parallel(norms)), torch.randn(2, 5, D)
+    assert addnorm.verify(model, x, wiring=wirings.parallel(norms)).agrees
+    (deviation,) = addnorm.verify(model, x, wiring=wirings.parallel(3 - norms)).deviations
+    assert (deviation.found, deviation.expected, len(deviation.sites)) == (str(norms), str(3 - norms), LAYERS)

@@ -98,9 +98,12 @@ def _compare_sublayers(stream: Stream, wiring: Wiring, dtype: torch.dtype | None
         for layer, group in groupby(branches, key=lambda site: site.layer):
             sites = [*group]
             is_shared = len({naming.find_scale_names(site.sublayer) for site in sites}) == 1
-            norms, wanted = len({id(site.norm_in) for site in sites}), 1 if rows[-1].shares == "read" else len(sites)
-            if is_parallel and norms != wanted and all(site.parallel > 1 and site.norm_in for site in sites):
-                yield Difference("the number of norms in a layer", str(norms), str(wanted), sites[0].id)
+            norms, wanted = (
+                len({site.norm_in for site in sites} - {None}),
+                1 if rows[-1].shares == "read" else len(sites),
+            )
+            if is_parallel and norms != wanted:
+                yield Difference("the number of norms before a layer", str(norms), str(wanted), sites[0].id)
             for site, row in zip(sites, rows[layer * per_layer :], strict=False):
                 for words in _compare_row(site, row, is_parallel, is_shared and len(sites) > 1):
                     yield Difference(*words, site.id)

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm import inspect
+from addnorm.stream.find.adds import PARTIAL
 from addnorm.stream.find.reasons import BESIDE, BY_FEATURE, OTHER_AXIS
 from support.handwritten_models import IDS, D, make_input, tiny
 from support.inspection_checks import check_tiny
@@ -82,3 +83,76 @@ def test_inspect_refuses_reads_of_the_sum_before_its_norm():
     inspection = inspect(make_steps(repeat(step, end=normalize)), noise(2, 5, 16))
     assert {unknown.reason for unknown in inspection.unknown} == {BESIDE}
     assert [stream.wiring for stream in inspection.streams] == [None]
+
+
+def add_pairs(x, y):
+    """Return x + y, each pair of features as one complex number."""
+    pairs = [torch.view_as_complex(value.unflatten(-1, (-1, 2)).contiguous()) for value in (x, y)]
+    return torch.view_as_real(pairs[0] + pairs[1]).flatten(-2)
+
+
+def add_in_bags(x, y):
+    rows, n = torch.cat([x, y]).flatten(0, 1), x[..., 0].numel()
+    return F.embedding_bag(torch.arange(2 * n).view(2, n).T, rows, mode="sum").view(x.shape)
+
+
+HIDDEN_ADDS = {  # of x and y in operators that no table has as an add
+    "complex": lambda x, y: torch.view_as_real(torch.complex(x, y)).sum(-1),
+    "complex pairs": add_pairs,
+    "fft": lambda x, y: torch.fft.irfft(torch.fft.rfft(x) + torch.fft.rfft(y), n=D),
+    "cumsum": lambda x, y: torch.stack([x, y]).cumsum(0)[-1],
+    "product with ones": lambda x, y: (torch.stack([x, y], -1) @ torch.ones(2, 1)).squeeze(-1),
+    "product with two identities": lambda x, y: torch.cat([x, y], -1) @ torch.eye(D).repeat(2, 1),
+    "addcdiv": lambda x, y: torch.addcdiv(x, y, torch.ones(D)),
+    "embedding_bag": add_in_bags,
+    "index_put": lambda x, y: x.index_put((torch.arange(2)[:, None], torch.arange(5)), y, accumulate=True),
+    "quantized": lambda x, y: torch.fake_quantize_per_tensor_affine(x, 0.01, 0, -128, 127) + y,
+    "numpy": lambda x, y: torch.from_numpy(x.detach().numpy() + y.detach().numpy()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HIDDEN_ADDS)
+def test_inspect_claims_no_missing_add_of_unknown_operators(name):
+    run = repeat(lambda m, k, x: HIDDEN_ADDS[name](x, m.branch(k, x)), end=normalize)
+    inspection = inspect(make_steps(run), noise(2, 5, D))
+    assert not inspection.closes
+    assert not any("no operator adds" in unknown.reason for unknown in inspection.unknown)
+    assert any("understood" in unknown.reason for unknown in inspection.unknown)
+
+
+@pytest.mark.parametrize("combine", [torch.mul, lambda x, y: y], ids=["product", "output"])
+def test_inspect_says_that_no_operator_adds(combine):
+    inspection = inspect(make_steps(repeat(lambda m, k, x: combine(x, m.branch(k, x)))), noise(2, 5, D))
+    assert ["no operator adds" in unknown.reason for unknown in inspection.unknown] == [True]
+
+
+BETWEEN = {  # functions of a stream between two layers
+    "scaled as complex numbers": lambda x: (torch.complex(x, x) * (2 + 0j)).real,
+    "imaginary": lambda x: torch.complex(torch.zeros_like(x), x).imag,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_inspect_reports_complex_functions_between_layers(name):
+    run = repeat(
+        lambda m, k, x: (BETWEEN[name](x) if k else x) + m.branch(k, BETWEEN[name](x) if k else x), end=normalize
+    )
+    inspection = inspect(make_steps(run), noise(2, 5, D))
+    assert (inspection.wiring, inspection.closes) == ("unknown", False)
+
+
+def test_inspect_reports_sums_that_masked_scatter_keeps_in_part():
+    def step(m, k, x):
+        mask = (torch.arange(x.shape[1]) < 3).view(1, -1, 1).expand_as(x)
+        return x.masked_scatter(mask, (x + m.branch(k, x))[mask])
+
+    inspection = inspect(make_steps(repeat(step, end=normalize)), noise(2, 5, D))
+    assert (inspection.wiring, inspection.closes) == ("unknown", False)
+    assert PARTIAL in " ".join(unknown.reason for unknown in inspection.unknown)
+
+
+def test_inspect_takes_no_view_of_bits_for_a_choice_of_tokens():
+    run = repeat(lambda m, k, x: x.view(torch.int32).view(torch.float32) + m.branch(k, x), end=normalize)
+    inspection = inspect(make_steps(run), noise(2, 5, D))
+    assert (inspection.wiring, inspection.closes) == ("pre_ln", True)
+    assert not any("chosen" in remark for remark in inspection.streams[0].remarks)

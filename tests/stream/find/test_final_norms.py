@@ -53,6 +53,10 @@ ENDS = {
         lambda m, x: m.gates[0](m.last(x.mean(1))), False,
         ("no norm reads the tokens at the end of the stream: the norm in last reads what mean and later operators compute from them",),
     ),
+    "complex": (
+        lambda m, x: m.gates[0](m.last(torch.complex(x, x).imag)), False,
+        ("no norm reads the tokens at the end of the stream: the norm in last reads what complex and later operators compute from them",),
+    ),
     "norm of a head": (lambda m, x: m.last(m.gates[1](x)), False, MISSING),
 }  # fmt: skip
 

@@ -83,7 +83,7 @@ def projected(m, x, axis=-1):
 
 WITHOUT_ROWS = {
     "matrix on the features": (projected, "a matrix over its last dimension"),
-    "matrix on the tokens": (lambda m, x: projected(m, x, axis=1), "it mixes states, tokens or groups of features"),
+    "matrix on the tokens": (lambda m, x: projected(m, x, axis=1), "it mixes states, tokens or parts of the features"),
     "dense connections": (dense, "a sum of three or more values"),
     "relu after the add": (
         repeat(lambda m, k, x: F.relu(x + m.branch(k, x))),

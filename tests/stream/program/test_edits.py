@@ -8,7 +8,9 @@ import torch
 
 import addnorm
 from support.expansion import record_mhc
+from support.families import shake
 from support.real_models import make_model
+from support.stacks import encoder
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +72,19 @@ def test_ablate_equals_edited_deepseek_to_the_bit():
         assert torch.equal(model(tokens, use_cache=False).last_hidden_state, found)
         zero.remove()
         assert not torch.equal(model(tokens, use_cache=False).last_hidden_state, found)
+
+
+@pytest.mark.parametrize("wiring", ["ngpt", "gated_mix"])
+def test_changed_normed_write_equals_edited_model_to_the_bit(wiring):
+    model, x = shake(encoder(wiring)), torch.randn(2, 5, 16)
+    site = addnorm.inspect(model, x).program.sites[1]
+    edited = copy.deepcopy(model)
+    edited.stack.layers[0].connections[1].norm_branch.register_forward_hook(lambda module, args, out: 0.5 * out)
+    with addnorm.scale_write(site, 0.5):
+        found = model(x)
+        (found * x).sum().backward()
+    (edited(x) * x).sum().backward()
+    assert torch.equal(found, edited(x))
+    assert not torch.equal(found, model(x))
+    for parameter, other in zip(model.parameters(), edited.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-5, atol=1e-6)

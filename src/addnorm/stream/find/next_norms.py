@@ -184,9 +184,8 @@ def find_pooled_norm(state: Value, regions: Regions) -> tuple[Norm, Op] | None:
                 continue
             seen.add(op)
             whole = [norm for norm in op.norms if norm.x.shape[-1:] == state.shape[-1:]]
-            last = first if value is state else first or value.op
-            if whole and last is not None:
-                return whole[0], last
+            if whole and first is not None:
+                return whole[0], first
             if "mixing" not in op.traits or not any(v.kind & PARAMETER and not v.kind & DATA for v in op.inputs):
                 step = first if first is not None or "view" in op.traits else op
                 todo += [(out, step) for out in op.outputs if has_numbers(out)]

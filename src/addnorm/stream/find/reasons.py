@@ -94,20 +94,17 @@ def _may_add(op: Op) -> bool:
     """Return whether an operator may add to a value what was computed from it: it is no move, norm or product of the two."""
     if is_move(op) or op.norms or op.name in ("mul", "div") or not any(map(has_numbers, op.outputs)):
         return False
-    each = [[v for v in walk([value], list_carried) if v.op is None or not is_move(v.op)] for value in op.inputs]
-    groups = each if not op.traits.isdisjoint(("pair", "attention")) else [sum(each, [])]
-    pairs = (pair for parts in groups for pair in itertools.permutations(dict.fromkeys(parts), 2))
-    return any(is_computed_from(q, {*walk([p], _list_held)}) for p, q in pairs)
+    is_product = not op.traits.isdisjoint(("pair", "attention"))
+    for values in [[value] for value in op.inputs] if is_product else [op.inputs]:
+        parts = [v for v in walk(values, list_carried) if v.op is None or not is_move(v.op)]
+        if any(is_computed_from(q, {*walk([p], _list_held)}) for p, q in itertools.permutations(parts, 2)):
+            return True
+    return False
 
 
 def _list_held(value: Value) -> list[Value]:
-    """Return the inputs that a value may hold: all, unless a product with parameters or of two activations computed it."""
-    op = value.op
-    if op is None or is_barrier(op):
-        return []
-    inputs = [value.norm.x] if value.norm is not None else [v for v in op.inputs if v.kind & DATA]
-    is_product = op.name in ("mul", "div") or "mixing" in op.traits
-    return [] if is_product and len(inputs) > 1 else inputs
+    """Return the inputs that a value may hold: none where a sublayer's product with parameters or its attention computed it."""
+    return [] if value.op is None or is_barrier(value.op) else value.op.inputs
 
 
 def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:

@@ -51,11 +51,11 @@ CONTINUED = "the stream begins with a function of the end of another stream, not
 RESIZED = "the stream begins with features of the end of another stream, cut, joined or padded"
 STARTS_IN_SUM = "the stream begins with a residual sum that is not understood"
 ADDED = "something that no sublayer of the stream wrote is added to the stream after its last add"
-LONE_ADD = "a single add x + f(x): no other add is seen to continue its sum, nor a norm over the features to belong to it"
+LONE_ADD = "a single add x + f(x): neither another add nor a norm over the features is seen to continue its sum"
 BATCH_NORM = "x' = BatchNorm(x + f(x)): the sum is normalized over other tokens too, which no row expresses"
 GATED = "x' = g * x + ... with a gate g computed from the data, which no row expresses (a highway network, a recurrent cell)"
 SHORTCUT = "x' = W x + ...: the stream is multiplied by a matrix over its last dimension, which no row expresses"
-MIXED = "x' = A x + ... with a matrix A over another dimension than the last: it mixes states, tokens or groups of features, which no row expresses"
+MIXED = "x' = A x + ... with a matrix A over another dimension than the last: it mixes states, tokens or parts of the features"
 MULTIPLIED = "x' = A x + ... with a matrix A that mixes features, states or tokens, which no row expresses"
 SEVERAL = "a sum of three or more values, some of which are computed from others, which no row expresses"
 CENTRED = (
