@@ -1,21 +1,32 @@
 """Axes of the values of a boundary of n streams, followed backward from its results to the tensors that are multiplied.
 
 A view, a broadcast, a product, a sum over an axis and a product of matrices state which axis of the result each dimension of an
-operand holds. So matmul, einsum and broadcast sums are one formula, whatever the order of the dimensions.
+operand holds. So matmul, einsum and broadcast sums are one formula, whatever the order of the dimensions. A result is a sum of
+terms, and a term is a number times one or two factors. So subtractions, addcmul, baddbmm and one matrix for joined tensors are
+the same formula too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from addnorm.fusion.graph import TracedGraph, example_value, size_expr
+from addnorm.fusion.graph import TracedGraph, example_value, is_in_place, size_expr
+from addnorm.stream.dataflow.arithmetic import is_view, match_factor, match_terms
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.layout.dimensions import Dims, Part, Roots, reshape_dims, split_views
 
 Followed = tuple[Value, Dims]
+
+
+class Term(NamedTuple):
+    """Term of a sum: a number times one or two factors, perhaps summed over an axis."""
+
+    number: float
+    factors: list[Followed]
 
 
 class Operand(NamedTuple):
@@ -25,11 +36,13 @@ class Operand(NamedTuple):
         node: its node.
         axes: the axis that each dimension holds; None for a dimension of size 1, or of which one place is read.
         cuts: for each dimension the first place and the number of places that are read; None for all.
+        number: factor of the tensor.
     """
 
     node: fx.Node
     axes: tuple[int | None, ...]
     cuts: tuple[tuple[int, int] | None, ...]
+    number: float = 1.0
 
     @property
     def held(self) -> set[int]:
@@ -63,46 +76,98 @@ class Axes:
             self._exprs.update({dim[0].root: size_expr(size) for dim, size in zip(dims, sizes, strict=True)})
         return [dim[0].root for dim in dims], tuple(dim if dim[0].size > 1 else () for dim in dims)
 
-    def factors(self, value: Value, dims: Dims) -> tuple[list[Followed], bool]:
-        """Return the one or two values of whose product, perhaps summed over an axis, `value` is a view; whether it is a mean."""
-        whole = [(value, dims)]
-        value, dims = self._skip_views(value, dims, through_cuts=True)
-        op, is_mean = value.op, False
+    def terms(self, value: Value, dims: Dims) -> list[Term]:
+        """Return the terms of whose sum `value` is a view: those of an add, of a product of matrices with a join, or one."""
+        value, dims, _ = self._skip(value, dims, through_numbers=False)
+        op = value.op
         if op is None:
-            return whole, False
+            return []
+        if op.name == "addcmul":
+            added, *factors = op.args[:3]
+            product = Term(op.get("value", 1.0), [(arg, before_broadcast(dims, value, arg)) for arg in factors])
+            return [self._term(1.0, added, value, dims), product]
+        added = match_terms(op)
+        if added is not None and all(term.scale is None for term in added):
+            return [self._term(term.factor, term.value, value, dims) for term in added]
+        return self._split(self.product(value, dims))
+
+    def _term(self, number: float, value: Value, total: Value, dims: Dims) -> Term:
+        product = self.product(value, before_broadcast(dims, total, value))
+        return product._replace(number=number * product.number)
+
+    def product(self, value: Value, dims: Dims) -> Term:
+        """Return the one or two factors of whose product, perhaps summed over an axis, `value` is a view."""
+        whole = Term(1.0, [(value, dims)])
+        value, dims, number = self._skip(value, dims, through_cuts=True)
+        op = value.op
+        if op is None:
+            return whole
         if op.name in ("bmm", "mm"):
-            *batch, m, p = dims
-            (q,) = self._make(op.inputs[0].shape[-1])
-            return [(op.inputs[0], (*batch, m, q)), (op.inputs[1], (*batch, q, p))], False
+            return Term(number, self._contract(op.inputs, dims))
         is_sum = "sum" in op.traits and len(op.get("dim") or ()) == 1
         if is_sum:
             inner = op.inputs[0]
-            at, is_mean = op.get("dim")[0] % len(inner.shape), op.name == "mean"
+            at = op.get("dim")[0] % len(inner.shape)
             dims = (*dims[:at], *self._make(inner.shape[at]), *dims[at + bool(op.get("keepdim")) :])
-            value, dims = self._skip_views(inner, dims)
+            value, dims, within = self._skip(inner, dims)
+            number *= within / (inner.shape[at] if op.name == "mean" else 1)
         factors = self._multiplied(value, dims)
-        return (factors if is_sum or len(factors) > 1 else whole), is_mean
+        return Term(number, factors) if is_sum or len(factors) > 1 else whole
 
     def _make(self, size: int) -> Dims:
         return (self._roots.make(size) if size > 1 else (),)
 
+    def _contract(self, matrices: list[Value], dims: Dims) -> list[Followed]:
+        """Return the factors of a product of two matrices, with their dimensions."""
+        first, second = matrices
+        *batch, m, p = dims
+        (q,) = self._make(first.shape[-1])
+        return [(first, (*batch, m, q)), (second, (*batch, q, p))]
+
     def _multiplied(self, value: Value, dims: Dims) -> list[Followed]:
         op = value.op
-        if op is None or op.name != "mul" or not all(isinstance(arg, Value) for arg in op.args) or _writes(op):
+        if op is None or op.name != "mul" or not all(isinstance(arg, Value) for arg in op.args) or is_in_place(op):
             return [(value, dims)]
         return [(arg, before_broadcast(dims, value, arg)) for arg in op.args]
 
-    def _skip_views(self, value: Value, dims: Dims, through_cuts: bool = False) -> Followed:
-        """Return what a value is a view or a cast of. A cast to fewer digits than the result has is not skipped."""
-        while value.op is not None and value.op.inputs and not _writes(value.op):
+    def _split(self, term: Term) -> list[Term]:
+        """Return the two terms of a sum over an axis along which a factor is a join of two tensors, or the term itself."""
+        for factor, other in (term.factors, term.factors[::-1]) if len(term.factors) == 2 else ():
+            value, dims, number = self._skip(*factor)
+            parts = value.op.args[0] if value.op is not None and value.op.name == "cat" else ()
+            at = value.op.get("dim", 0) % len(dims) if len(parts) == 2 else 0
+            if len(parts) != 2 or not dims[at] or dims[at] not in other[1] or dims[at][0].root in self._exprs:
+                continue
+            split, start = [], 0
+            for part in parts:
+                size, cut = part.shape[at], self._roots.make(value.shape[at])
+                (own,) = self._make(size)
+                self._cuts[cut[0].root] = own[0].root if own else None, start, size
+                start += size
+                cuts = tuple(cut if dim == dims[at] else dim for dim in other[1])
+                split.append(Term(term.number * number, [(part, (*dims[:at], own, *dims[at + 1 :])), (other[0], cuts)]))
+            return split
+        return [term]
+
+    def _skip(
+        self, value: Value, dims: Dims, through_cuts: bool = False, through_numbers: bool = True
+    ) -> tuple[Value, Dims, float]:
+        """Return what a value is a view, a cast or a multiple of, its dimensions and the factor.
+
+        A cast to fewer digits than the result has is not skipped.
+        """
+        number = 1.0
+        while value.op is not None and value.op.inputs and not is_in_place(value.op):
             if _narrows(value.op, self._eps):
                 break
             before = self._before_cut(value.op, dims) if through_cuts else None
             before = before or _before_view(value.op, dims)
+            if before is None and through_numbers and (factor := _number_of(value.op)) is not None:
+                before, number = dims, number * factor
             if before is None:
                 break
             value, dims = value.op.inputs[0], before
-        return value, dims
+        return value, dims, number
 
     def _before_cut(self, op: Op, dims: Dims) -> Dims | None:
         """Return the dimensions of the input of a slice or a selection along one dimension."""
@@ -120,21 +185,21 @@ class Axes:
         self._cuts[root[0].root] = after, max(start + (start < 0) * old[at], 0), length
         return (*dims[:at], root, *dims[at + (op.name == "slice") :])
 
-    def operand(self, value: Value, dims: Dims, stop: set[Value]) -> Operand | None:
+    def operand(self, value: Value, dims: Dims, stop: Container[Value] = (), expands: bool = False) -> Operand | None:
         """Return the earliest node whose tensor has the value's numbers, one axis in a dimension; None if there is none.
 
-        A cast is skipped only if it is exact. Values in `stop` are not skipped.
+        A cast is skipped only if it is exact. Values in `stop` are not skipped, and expansions only if `expands`.
         """
         found = None
         while True:
             node = self.traced.nodes.get(value)
             if node is not None and isinstance(example_value(node), Tensor):
                 own = self._read(node, dims)
-                if own is not None and found is not None and own.held != found.held:
+                if own is not None and found is not None and own.held != found.held and not expands:
                     return found  # an axis arises here, as in copies of the embedding
                 found = own or found
             op = value.op
-            if value in stop or op is None or not op.inputs or _writes(op) or _narrows(op):
+            if value in stop or op is None or not op.inputs or is_in_place(op) or _narrows(op):
                 return found
             before = _before_view(op, dims)
             if before is None:
@@ -188,7 +253,9 @@ def _narrows(op: Op, eps: float = 0.0) -> bool:
     return torch.promote_types(x.dtype, out.dtype) != out.dtype and torch.finfo(out.dtype).eps > eps
 
 
-def _writes(op: Op) -> bool:
-    """Return whether an operator writes in place."""
-    schema = getattr(op.func, "_schema", None)
-    return schema is not None and schema.is_mutable
+def _number_of(op: Op) -> float | None:
+    """Return the number of Python by which an operator multiplies a tensor, 1 where it adds zero; None for other operators."""
+    if is_view(op) and "view" not in op.traits:
+        return 1.0
+    product = match_factor(op) if len(op.inputs) == 1 else None
+    return product[1].number if product is not None and product[1].kind == "constant" else None

@@ -150,6 +150,12 @@ def empty_like(tensor: Tensor, device: Any = None) -> Tensor:
     return torch.empty_strided(size, stride, dtype=tensor.dtype, device=device or tensor.device)
 
 
+def is_in_place(op: Op) -> bool:
+    """Return whether an operator writes in place."""
+    schema = getattr(op.func, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
 def writes_in_place(node: fx.Node) -> bool:
     """Return whether a node calls an in-place function, judged by its name."""
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")

@@ -8,11 +8,20 @@ Whether the fused call computes the same numbers is checked in `fused_call`.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any
 
 from torch import Tensor, fx
 
 from addnorm._util.arguments import FLOAT_DTYPES
-from addnorm.fusion.graph import SYMBOLS, TracedGraph, example_value, is_external, is_number, size_expr
+from addnorm.fusion.graph import (
+    SYMBOLS,
+    TracedGraph,
+    example_value,
+    is_external,
+    is_in_place,
+    is_number,
+    size_expr,
+)
 from addnorm.fusion.match import Match, NotFusableError, dtype_name, match_sum
 from addnorm.stream.dataflow.arithmetic import match_terms
 from addnorm.stream.dataflow.graph import CONSTANT, NOISE, Op, Value, walk
@@ -210,7 +219,7 @@ def _check_contexts(match: Match, traced: TracedGraph) -> None:
 def _check_add_in_place(match: Match, traced: TracedGraph) -> None:
     op, add = match.sum.op, match.add
     assert op is not None
-    if not _is_in_place(op):
+    if not is_in_place(op):
         return
     if not any(traced.memory.get(node) == traced.memory[add] for node in match.operands):
         raise NotFusableError("its add writes into memory of neither operand")
@@ -247,14 +256,17 @@ def _check_detached(match: Match, traced: TracedGraph) -> None:
 
 
 def _check_varying_numbers(match: Match, traced: TracedGraph) -> None:
-    """Check that no number, such as eps, differs between calls of the graph."""
-    width = size_expr(example_value(match.z[0]).shape[-1])
-    for node in (match.add, *match.inner):
+    check_numbers((match.add, *match.inner), traced, example_value(match.z[0]).shape[-1])
+
+
+def check_numbers(nodes: Iterable[fx.Node], traced: TracedGraph, width: Any = None) -> None:
+    """Check that no number, such as eps, differs between calls of the graph; `width` may."""
+    for node in nodes:
         if all("view" in op.traits for op in traced.ops_of[node]):
             continue
         inputs = [example_value(other) for other in node.all_input_nodes]
         symbols = [size_expr(value) for value in inputs if isinstance(value, SYMBOLS)]
-        if any(expr != width and not getattr(expr, "is_number", True) for expr in symbols):
+        if any(expr != size_expr(width) and not getattr(expr, "is_number", True) for expr in symbols):
             raise NotFusableError("it uses a number that may differ between calls")
 
 
@@ -267,7 +279,7 @@ def _check_late_parameters(match: Match, traced: TracedGraph) -> None:
             continue
         changes = node is match.add or traced.kind(node) & NOISE
         changes = changes or traced.contexts[node] != traced.contexts[match.add]
-        if changes or any(_is_in_place(op) or op.outputs[0].part == "memory" for op in traced.ops_of[node]):
+        if changes or any(is_in_place(op) or op.outputs[0].part == "memory" for op in traced.ops_of[node]):
             raise NotFusableError("its weight or bias is computed after the add and cannot be moved before it")
         todo += node.all_input_nodes
 
@@ -276,13 +288,8 @@ def in_place_writes(nodes: Iterable[fx.Node], traced: TracedGraph) -> Iterator[t
     """Yield the nodes that write in place, each with the number of the memory that it writes."""
     for node in nodes:
         for op in traced.ops_of.get(node, ()):
-            if _is_in_place(op):
+            if is_in_place(op):
                 yield from ((node, out.tensor.untyped_storage()._cdata) for out in op.outputs)
-
-
-def _is_in_place(op: Op) -> bool:
-    schema = getattr(op.func, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 # Of a norm, in this order, whatever it reads.

@@ -120,6 +120,8 @@ def insert_streams_call(graph: fx.Graph, match: StreamMatch, current: dict[fx.No
             node = _arrange(graph, current[operand.node], operand, order)
             if name in COEFFICIENTS and example_value(node).dtype != wide:
                 node = _call_method(graph, "to", node, wide)
+            if operand.number != 1.0:
+                node = _call_method(graph, "mul", node, operand.number)
             arguments[name] = node
         arguments |= {
             name: _flatten(graph, current[node])

@@ -15,19 +15,20 @@ import torch
 from torch import fx
 
 from addnorm._util.arguments import FLOAT_DTYPES
-from addnorm.fusion.axes import Axes, Operand, before_broadcast
+from addnorm.fusion.axes import Axes, Operand, Term
 from addnorm.fusion.graph import TracedGraph, concrete, example_value
 from addnorm.fusion.match import Boundary, Match, NotFusableError, dtype_name
 from addnorm.fusion.pattern import (
     NORM_CHECKS,
     check_formula,
     check_norm_in_place,
+    check_numbers,
     collect_inner,
     in_place_writes,
     sole_cast,
 )
-from addnorm.stream.dataflow.arithmetic import match_terms, strip_views
-from addnorm.stream.dataflow.graph import Op, Value, walk
+from addnorm.stream.dataflow.arithmetic import strip_views
+from addnorm.stream.dataflow.graph import Value, walk
 from addnorm.stream.find.norm import Norm
 
 MAX_STREAMS = 16
@@ -38,6 +39,7 @@ LATE = "the streams are also read elsewhere, before the coefficients of the read
 SEVERAL = "another norm of a read is in one call with the write of its streams"
 CONTEXTS = "autocast or the grad mode changes inside"
 SHAPE = "the read has another number of dimensions than a stream"
+OTHER_AXIS = "the read sums over another dimension than that of the streams"
 CHANGED = "a tensor that it reads is modified in place later"
 TRANSFORMED = "it runs inside a torch.func transform"
 UNUSED = "nothing reads the streams and the norm"
@@ -72,6 +74,11 @@ class StreamMatch(Match):
     def num_streams(self) -> int:
         """Number of streams."""
         return self.sizes[self.n]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether a matrix mixes the streams."""
+        return "mix" in self.operands_of
 
     @property
     def streams_dim(self) -> int:
@@ -125,12 +132,15 @@ def find_stream_matches(traced: TracedGraph, norms: Sequence[Norm]) -> list[Stre
     states |= {strip_views(traced.values[write.tensor("streams").node]) for write in writes}
     reads = [*_find_reads(traced, norms, {*written}, states)]
     read_states = {strip_views(traced.values[read.tensor("streams").node]) for read in reads}
-    matches = [write for write in writes if "mix" in write.operands_of or strip_views(write.sum) in read_states]
+    matches = [write for write in writes if write.is_mixed or strip_views(write.sum) in read_states]
     matches += reads
     _reject_shared(matches, traced)
     for read in reads:
         write = written.get(traced.values[read.tensor("streams").node])
-        if write is None or write.reason is not None:
+        if write is None:
+            continue
+        if write.reason is not None:
+            read.remark = f"the write of its streams is not fused: {write.reason}"
             continue
         if read.reason is not None:
             write.remark = f"the read that follows is not fused: {read.reason}"
@@ -171,6 +181,8 @@ def _explain_two_calls(write: StreamMatch, read: StreamMatch, traced: TracedGrap
         return LATE
     if traced.contexts[write.add] != traced.contexts[read.add]:
         return CONTEXTS
+    if write.written is None or write.written.index(write.n) != read.streams_dim:
+        return OTHER_AXIS
     return "" if len(write.rows) == len(read.rows) else SHAPE
 
 
@@ -205,6 +217,7 @@ def _check(match: StreamMatch, traced: TracedGraph, results: Sequence[fx.Node]) 
         if any(traced.contexts[node] != traced.contexts[match.add] for node in match.inner):
             raise NotFusableError(CONTEXTS)
         check_norm_in_place(match, traced)
+        check_numbers(match.inner, traced)
         is_mixed = torch.float64 in dtypes and len({*dtypes}) > 1
         if is_mixed or not {*dtypes} <= {*FLOAT_DTYPES}:
             raise NotFusableError(f"it has {' and '.join(sorted({*map(dtype_name, dtypes)}))}")
@@ -220,62 +233,59 @@ def _check(match: StreamMatch, traced: TracedGraph, results: Sequence[fx.Node]) 
 
 
 def _find_writes(traced: TracedGraph) -> Iterator[StreamMatch]:
-    for op in traced.flow.ops:
-        terms = match_terms(op) if op.name == "add" else None
-        if terms is None or {term[2:] for term in terms} != {(1.0, None)}:  # factor and scale
+    for op, node in traced.node_of.items():
+        total = traced.values.get(node)
+        if total is None or strip_views(total) is not op.outputs[0]:
             continue
-        for mixed, injected in (terms, terms[::-1]):
-            match = _match_write(op, mixed.value, injected.value, traced)
-            if match is not None:
-                _check(match, traced, match.z)
-                yield match
-                break
+        match = _match_write(total, traced)
+        if match is not None:
+            match.add, match.before, match.remark = node, min(match.z), NO_READ
+            _check(match, traced, match.z)
+            yield match
 
 
-def _match_write(op: Op, mixed: Value, injected: Value, traced: TracedGraph) -> StreamMatch | None:
-    total = op.outputs[0]
+def _match_write(total: Value, traced: TracedGraph) -> StreamMatch | None:
     if len(total.shape) < 2 or not total.tensor.numel() or not total.tensor.is_floating_point():
         return None
     axes = Axes(traced)
     order, dims = axes.start(total)
     own = {axis for axis in order if axes.sizes[axis] > 1}
-    followed = [axes.factors(term, before_broadcast(dims, total, term)) for term in (mixed, injected)]
-    if any(is_mean for _, is_mean in followed):
-        return None
-    sides = [[axes.operand(*factor, stop=set()) for factor in factors] for factors, _ in followed]
-    for branch, inject in _orders(sides[1], 1.0):
-        new = own - branch.held
-        if len(new) != 1 or not branch.held < own:
-            continue
-        (n,) = new
-        features = next(axis for axis in reversed(order) if axis != n)
-        rows = [axis for axis in order if axis not in (n, features)]
-        match = StreamMatch(
-            Norm("own", None, total, total), total, n=n, features=features, rows=rows, written=order, sizes=axes.sizes,
-        )  # fmt: skip
-        match.operands_of = {"branch": branch, "inject": inject}
-        for streams, mix in _orders(sides[0], None):
-            source = next(iter(streams.held - own), n)
-            kinds = {"mix": {n, source}, "inject": {n}}
-            match.operands_of |= {"streams": streams} | ({"mix": mix} if mix is not None else {})
-            fits = streams.held == (own - {n}) | {source} and (mix is not None) == (source != n)
-            fits = fits and axes.sizes[source] == axes.sizes[n] <= MAX_STREAMS and axes.is_static(n)
-            fits = fits and features in own and all(_has_axes(match, name, kind) for name, kind in kinds.items())
-            if fits and _find_result(match, traced):
-                match.source, match.add, match.before = source, traced.node_of[op], min(match.z)
-                match.remark = NO_READ
-                return match
-            match.operands_of.pop("mix", None)
+    terms = axes.terms(total, dims)
+    for mixed, injected in (terms, terms[::-1]) if len(terms) == 2 else ():
+        pairs = _orders(injected, axes, expands=True)
+        for branch, inject in sorted(pairs, key=lambda pair: order[-1] not in pair[0].held):
+            new = own - branch.held
+            if len(new) != 1 or not branch.held < own:
+                continue
+            (n,) = new
+            features = next(axis for axis in reversed(order) if axis != n)
+            rows = [axis for axis in order if axis not in (n, features)]
+            match = StreamMatch(
+                Norm("own", None, total, total), total, n=n, features=features, rows=rows, written=order, sizes=axes.sizes,
+            )  # fmt: skip
+            for streams, mix in _orders(mixed, axes):
+                source = match.source = next(iter(streams.held - own), n)
+                kinds = {"mix": {n, source}, "inject": {n}}
+                match.operands_of = {"branch": branch, "inject": inject, "streams": streams}
+                match.operands_of |= {"mix": mix} if isinstance(mix, Operand) else {}
+                fits = streams.held == (own - {n}) | {source} and (match.is_mixed if source != n else mix == 1.0)
+                fits = fits and axes.sizes[source] == axes.sizes[n] <= MAX_STREAMS and axes.is_static(n)
+                fits = fits and features in own and all(_has_axes(match, name, kind) for name, kind in kinds.items())
+                if fits and _find_result(match, traced):
+                    return match
     return None
 
 
-def _orders(operands: Sequence[Operand | None], alone: Any) -> Iterator[tuple[Operand, Any]]:
-    """Yield a product's factors in both orders, or the only factor with `alone`."""
-    if None in operands:
+def _orders(term: Term, axes: Axes, **options: Any) -> Iterator[tuple[Operand, Operand | float]]:
+    """Yield a term's two factors in both orders, the second times the term's number; of one factor it and the number."""
+    first, *rest = [axes.operand(*factor, **options) for factor in term.factors]
+    if first is None or None in rest:
         return
-    first, *rest = operands
-    yield from ((first, other) for other in rest or [alone])  # type: ignore[misc]  # none is None
-    yield from ((other, first) for other in rest)  # type: ignore[misc]
+    if not rest:
+        yield first, term.number
+    for other in filter(None, rest):
+        yield first, other._replace(number=term.number)
+        yield other, first._replace(number=term.number)
 
 
 def _has_axes(match: StreamMatch, name: str, own: set[int], *, per_feature: bool = False) -> bool:
@@ -332,18 +342,13 @@ def _match_read(norm: Norm, traced: TracedGraph, written: set[Value], states: se
     order, dims = axes.start(value)
     *rows, features = order
     own = {axis for axis in order if axes.sizes[axis] > 1}
-    factors, is_mean = axes.factors(value, dims)
-    operands = [axes.operand(*factor, stop=written) for factor in factors]
-    if is_mean and len(operands) > 1:
-        return None
-    for streams, collapse in _orders(operands, 1.0):
+    for streams, collapse in _orders(axes.product(value, dims), axes, stop=written):
         extra = streams.held - own
         if len(extra) != 1 or streams.held - extra != own or features not in own:
             continue
         (n,) = extra
-        number = 1.0 / axes.sizes[n] if is_mean else collapse
         match = StreamMatch(norm, value, n=n, source=n, features=features, rows=rows, sizes=axes.sizes)
-        match.operands_of = {"streams": streams, "collapse": number}
+        match.operands_of = {"streams": streams, "collapse": collapse}
         is_read = strip_views(traced.values[streams.node]) in states and axes.is_static(n)
         if is_read and axes.sizes[n] <= MAX_STREAMS and _has_axes(match, "collapse", {n}, per_feature=True):
             match.z = tuple(node for node, other in traced.values.items() if other is value)

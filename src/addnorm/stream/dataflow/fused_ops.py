@@ -113,10 +113,14 @@ def _decompose_product(
     x, a, b = args[:3]
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
     with torch.no_grad():
-        product = PRODUCTS[name](get_old(a).detach(), get_old(b).detach()) * alpha
+        product = PRODUCTS[name](get_old(a).detach(), get_old(b).detach())
         bare = name.replace("add", "").replace("bbmm", "bmm")
         steps = [Step(bare, PRODUCTS[name], (a, b), (("product", product),))]
         stream = x
+        if alpha != 1:
+            branch = product * alpha
+            steps.append(Step("mul", torch.mul, (product, alpha), (("branch", branch),)))
+            product = branch
         if beta != 1:
             stream = get_old(x).detach() * beta
             steps.append(Step("mul", torch.mul, (x, beta), (("a", stream),)))
