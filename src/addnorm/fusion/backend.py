@@ -26,22 +26,29 @@ from addnorm.fusion.call_proof import prove_calls
 from addnorm.fusion.encoder import expand_encoder_layers
 from addnorm.fusion.fused_call import choose_casting
 from addnorm.fusion.graph import PathOf, TracedGraph, entered, source_of, trace_graph
-from addnorm.fusion.match import Boundary, Match, match_sum
+from addnorm.fusion.match import Boundary, Match, dtype_name, match_sum
 from addnorm.fusion.pattern import find_matches
 from addnorm.fusion.rewrite import erase_unused, insert_fused_call, insert_streams_call, read_written_values
 from addnorm.fusion.streams import StreamMatch, find_stream_matches
-from addnorm.fusion.tolerance import Difference, worst
+from addnorm.fusion.tolerance import Difference, failure, worst
 from addnorm.fusion.wiring import Rewrite
 from addnorm.stream.dataflow.arithmetic import strip_views
+from addnorm.stream.dataflow.graph import Flow
+from addnorm.stream.dataflow.operators import FAMILY
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.find.norms import find_norms
-from addnorm.stream.inspect import capture_flow
+from addnorm.stream.inspect import capture_flow, inspect_run
+from addnorm.stream.program.build import count_streams
 
 Forward = Callable[..., Any]
 PARAMETER_OF_SELF = re.compile(r"L\['self'\]((?:\._modules\[[^\]]*\])*)\._parameters\[")
 TORCH_RNG = {"fallback_random": True}  # option of Inductor: draw random numbers as torch does
 GRAPH_BREAK = "a graph break separates its add and its norm"
 NOT_CAPTURED = "torch.compile captures no graph of it"
+SEPARATE = "its streams are separate tensors"
+UNRECOGNIZED = (
+    "no graph has its write in a form that is recognized: X' = A X + b w, or X + b w and a read, of one tensor"
+)
 UNPROVEN = "a call of several streams in its graph does not pass the proof by itself"
 CAPTURED_ANEW = (
     "torch.compile captures the model anew at every call, or no longer, as with a counter of calls, or a hook that appends to a "
@@ -134,11 +141,13 @@ class FusedGraph(NamedTuple):
         boundaries: all Add & Norms; those that are not fused have a reason.
         differences: of the fused calls from the operators that they replaced, as `prove_calls` returns them.
         matches: the Add & Norms as nodes of the graph before it was rewritten, without those of activation checkpoints.
+        flow: its data flow before.
     """
 
     boundaries: list[Boundary]
     differences: list[Difference]
     matches: list[Match]
+    flow: Flow
 
 
 def fuse_graph(graph: fx.GraphModule, path_of: PathOf | None = None, kinds: Sequence[int] | None = None) -> FusedGraph:
@@ -163,7 +172,7 @@ def fuse_graph(graph: fx.GraphModule, path_of: PathOf | None = None, kinds: Sequ
     norms = [norm for norm in norms if norm not in taken]
     matches = [*streams, *find_matches(traced, norms, written, lambda match: choose_casting(match, traced))]
     matches.sort(key=lambda match: match.norm.y.index)
-    fused = FusedGraph([], [], matches)
+    fused = FusedGraph([], [], matches, traced.flow)
     for node in _checkpoint_nodes(graph):
         with entered(traced.contexts[node]):
             body = fuse_graph(_checkpoint_body(graph, node), path_of, [traced.kind(arg) for arg in node.args[1:]])
@@ -197,6 +206,10 @@ def _rewrite(traced: TracedGraph, matches: Sequence[Match]) -> tuple[Rewrite | N
     # A cast without effect returns y too.
     replaced = {rewrite.copies[node] for match in fusable for node in (*match.inner, *match.z, *match.y)}
     erase_unused(rewrite.graph, replaced)
+    try:
+        rewrite.graph.lint()
+    except RuntimeError:
+        return rewrite, [failure("order of the nodes")]
     return rewrite, prove_calls(rewrite)
 
 
@@ -226,7 +239,7 @@ class ModelBackend:
         self._is_recording, self._is_timing = True, False
         self._timers: list[NodeTimer] = []
         self._num_captured = self._num_runs = 0
-        self._has_checkpoints = False
+        self._has_checkpoints = self._has_streams = False
         self._root = ""
         self._paths = {str(id(module)): path for path, module in model.named_modules()}
         self._owners = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters(remove_duplicate=False)}
@@ -238,8 +251,9 @@ class ModelBackend:
         self._has_checkpoints |= bool(_checkpoint_nodes(graph))
         number = len(self._timers) if self._is_recording else None
         original = graph.graph
-        boundaries, differences, matches = fuse_graph(graph, self._path_of)
+        boundaries, differences, matches, flow = fuse_graph(graph, self._path_of)
         if self._is_recording:
+            self._has_streams = self._has_streams or count_streams(flow) > 1
             self._timers.append(NodeTimer(graph, original, matches))
             self.differences += differences
         else:
@@ -337,9 +351,12 @@ class ModelBackend:
         captured = tuple(
             next((boundary for boundary in same if not boundary.is_fused), same[0]) for same in zip(*alike, strict=True)
         )
-        if self.num_graphs == 1 and not self._has_checkpoints:
-            return captured
-        return captured + self._uncaptured(model, args, kwargs, captured)
+        is_whole = self.num_graphs == 1 and not self._has_checkpoints
+        if not is_whole:
+            captured += self._uncaptured(model, args, kwargs, captured)
+        if self._has_streams or not is_whole:
+            captured += _unrecognized_writes(model, args, kwargs, captured)
+        return captured
 
     def _uncaptured(
         self, model: nn.Module, args: Any, kwargs: Any, captured: Sequence[Boundary]
@@ -359,6 +376,38 @@ class ModelBackend:
             if count[boundary.norm, boundary.kind] < 0:
                 missing.append(boundary)
         return tuple(missing)
+
+
+def _unrecognized_writes(
+    model: nn.Module, args: Any, kwargs: Any, captured: Sequence[Boundary]
+) -> tuple[Boundary, ...]:
+    """Return the writes of several streams that `inspect` proves and that no graph has in a form that is recognized."""
+    try:
+        inspection = inspect_run(model, args, kwargs)
+    except Exception:  # of any kind: what cannot be inspected has no such report
+        return ()
+    program: Any = inspection.program or inspection.unnamed
+    if program is None:
+        return ()
+    found = []
+    for state, size in zip(program.spine.states[1:], program.sizes[1:], strict=True):
+        op = state[0].op
+        if size > 1 and op is not None and not op.origin.startswith(FAMILY):
+            reason = SEPARATE if len(state) > 1 else UNRECOGNIZED
+            found.append(
+                Boundary(
+                    op.frame.path, op.frame.path, "none", None, True, state[0].shape, dtype_name(state[0].tensor.dtype),
+                    reason=reason, streams=size,
+                )
+            )  # fmt: skip
+    known = Counter(boundary.add for boundary in captured if boundary.writes_streams)
+    count = len(found) - known.total()
+    unknown = []
+    for boundary in found:
+        known[boundary.add] -= 1
+        if known[boundary.add] < 0:
+            unknown.append(boundary)
+    return tuple(unknown[: max(count, 0)])
 
 
 def _relocate(boundary: Boundary, norm: str | None) -> Boundary:

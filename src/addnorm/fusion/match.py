@@ -52,6 +52,11 @@ class Boundary(Document):
     PROPERTIES = ("is_fused",)
 
     @property
+    def writes_streams(self) -> bool:
+        """Whether it has a write of several streams."""
+        return self.streams is not None and (self.kind == "none" or not self.remark)
+
+    @property
     def is_fused(self) -> bool:
         """Whether it is one call now."""
         return self.reason is None

@@ -95,7 +95,7 @@ class Fusion(Document, Rendered):
             if not self.proof.holds:
                 yield Paragraph("Attempted:", space=True)
             yield from _fused_table(self.fused)
-            yield from _stream_sentences([boundary for boundary in self.fused if boundary.streams])
+            yield from _stream_sentences(self.fused)
         if self.unfused:
             yield Paragraph("Not fused:", space=True)
             yield _unfused_table(self.unfused)
@@ -164,7 +164,7 @@ def _fused_table(boundaries: Sequence[Boundary]) -> Iterator[Block]:
 
 def _stream_sentences(boundaries: Sequence[Boundary]) -> Iterator[Block]:
     """Yield how many writes of several streams are one call with the read that follows, and why the others are not."""
-    writes = [boundary for boundary in boundaries if boundary.kind == "none" or not boundary.remark]
+    writes = [boundary for boundary in boundaries if boundary.writes_streams]
     remarks = Counter(boundary.remark for boundary in writes)
     if writes:
         of = f"{format_count(len(writes), 'write')} of {writes[0].streams} streams"

@@ -6,9 +6,9 @@ call and the read with its norm another.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -171,7 +171,7 @@ def _reject_shared(matches: Sequence[StreamMatch], traced: TracedGraph) -> None:
 def _explain_two_calls(write: StreamMatch, read: StreamMatch, traced: TracedGraph) -> str:
     """Return why a write and the read of its streams cannot be one call; empty if they can."""
     own = [node for name, node in read.tensors.items() if name != "streams"]
-    earlier = walk(own, operator.attrgetter("all_input_nodes"))
+    earlier = walk(own, attrgetter("all_input_nodes"))
     if not {*write.z}.isdisjoint(earlier):
         return DEPENDS
     first = _first_user(write, read)
@@ -187,8 +187,13 @@ def _explain_two_calls(write: StreamMatch, read: StreamMatch, traced: TracedGrap
 
 
 def _first_user(write: StreamMatch, read: StreamMatch) -> fx.Node | None:
-    inside = {*write.inner, *write.z, *read.inner}
-    return min((user for node in (*write.z, *read.y) for user in node.users if user not in inside), default=None)
+    """Return the first node that reads a result and remains: outside, or a view inside that is also read outside."""
+    results = {*write.z, *read.y}
+    inside = {*write.inner, *read.inner} - results
+    outside = (node for node in inside if any(user not in inside and user not in results for user in node.users))
+    remaining = {*walk(outside, lambda node: inside & {*node.all_input_nodes})}
+    gone = (inside | results) - remaining
+    return min((user for node in results for user in node.users if user not in gone), default=None)
 
 
 def _join(write: StreamMatch, read: StreamMatch) -> None:
@@ -322,7 +327,8 @@ def _find_reads(
             check_formula(match)
             for find in NORM_CHECKS:
                 find(match, traced)
-            if example_value(match.y[0]).shape != example_value(match.z[0]).shape or norm.y.shape != norm.x.shape:
+            shapes = {example_value(match.y[0]).shape, example_value(match.z[0]).shape, norm.y.shape}
+            if len(shapes) > 1 or norm.y.shape[-1:] != norm.x.shape[-1:]:
                 raise NotFusableError("its norm has another shape than its read")
         except NotFusableError as reason:
             match.reason = str(reason)
@@ -337,6 +343,9 @@ def _match_read(norm: Norm, traced: TracedGraph, written: set[Value], states: se
     axes, value = Axes(traced), norm.x
     while value not in traced.nodes and value.op is not None and "copy" in value.op.traits:
         value = value.op.inputs[0]  # a cast inside the norm's node
+    if value not in traced.nodes:  # a product of matrices, of which the norm reads a view
+        inputs = (other for op in norm.ops for other in op.inputs if strip_views(other) is strip_views(value))
+        value = min(traced.nodes.keys() & inputs, key=attrgetter("index"), default=value)
     if value not in traced.nodes or not value.shape or not value.tensor.numel():
         return None
     order, dims = axes.start(value)

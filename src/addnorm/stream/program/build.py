@@ -22,15 +22,26 @@ def find_program(flow: Flow) -> Program | None:
 
     The norms of the run must have been found.
     """
-    carriers = [Carrier(flow, width) for width in _list_widths(flow)]
-    spines = [spine for carrier in carriers[:WIDTHS] if (spine := find_spine(carrier)) is not None]
-    spines = [spine for spine in spines if all(value.tensor.numel() for state in spine.states for value in state)]
-    spines = sorted((spine for spine in spines if len(spine.writes) >= MIN_SITES), key=lambda spine: -len(spine.writes))
+    carriers, spines = _find_spines(flow)
     programs = (_build_program(spine) for spine in spines)
     program = next((program for program in programs if program is not None and program.closes), None)
     if program is not None:
         program.outside = _find_outside(flow, carriers, program.spine)
     return program
+
+
+def count_streams(flow: Flow) -> int:
+    """Return the largest number of streams between sublayers by the structure of a run, whose tensors may be fake."""
+    return max((size for spine in _find_spines(flow)[1] for size in spine.sizes), default=1)
+
+
+def _find_spines(flow: Flow) -> tuple[list[Carrier], list[Spine]]:
+    """Return the carried values for each width of a stream, and the states found in them, the most sublayers first."""
+    carriers = [Carrier(flow, width) for width in _list_widths(flow)]
+    spines = [spine for carrier in carriers[:WIDTHS] if (spine := find_spine(carrier)) is not None]
+    spines = [spine for spine in spines if all(value.tensor.numel() for state in spine.states for value in state)]
+    spines = [spine for spine in spines if len(spine.writes) >= MIN_SITES]
+    return carriers, sorted(spines, key=lambda spine: -len(spine.writes))
 
 
 def _build_program(spine: Spine) -> Program | None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from addnorm._util.torch_internals import FakeTensor
 from addnorm.stream.dataflow.arithmetic import is_ancestor
 from addnorm.stream.dataflow.graph import DATA, Flow, Op, Value
 from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, reshape_dims, split_views
@@ -328,6 +329,6 @@ def find_weights(op: Op) -> Tensor | None:
 
 
 def _changes_nothing(op: Op, value: Value) -> bool:
-    """Return whether a guard, such as a clamp, returned all numbers unchanged."""
+    """Return whether a guard, such as a clamp, returned all numbers unchanged, or has no numbers."""
     out = op.outputs[0]
-    return out.shape == value.shape and torch.equal(out.tensor, value.tensor)
+    return out.shape == value.shape and (isinstance(out.tensor, FakeTensor) or torch.equal(out.tensor, value.tensor))

@@ -60,6 +60,11 @@ class Spine:
     relevant: set[Value] = field(default_factory=set)
     states: list[list[Value]] = field(default_factory=list)
 
+    @property
+    def sizes(self) -> list[int]:
+        """The number of streams of each state."""
+        return [sum(self.carrier.order(value)[2] for value in state) for state in self.states]
+
 
 def find_spine(carrier: Carrier) -> Spine | None:
     """Return the states and writes of the carried value that sums the most sources; None if it sums fewer than three."""

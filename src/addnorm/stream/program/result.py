@@ -157,7 +157,7 @@ class Program:
     @cached_property
     def sizes(self) -> list[int]:
         """The number of streams before each sublayer, and at the end."""
-        return [sum(self.carrier.order(value)[2] for value in state) for state in self.spine.states]
+        return self.spine.sizes
 
     @property
     def num_layers(self) -> int:
