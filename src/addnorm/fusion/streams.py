@@ -16,7 +16,7 @@ from torch import fx
 
 from addnorm._util.arguments import FLOAT_DTYPES
 from addnorm.fusion.axes import Axes, Operand, Term
-from addnorm.fusion.graph import TracedGraph, concrete, example_value
+from addnorm.fusion.graph import TracedGraph, concrete, example_value, size_expr
 from addnorm.fusion.match import Boundary, Match, NotFusableError, dtype_name
 from addnorm.fusion.pattern import (
     NORM_CHECKS,
@@ -327,8 +327,8 @@ def _find_reads(
             check_formula(match)
             for find in NORM_CHECKS:
                 find(match, traced)
-            shapes = {example_value(match.y[0]).shape, example_value(match.z[0]).shape, norm.y.shape}
-            if len(shapes) > 1 or norm.y.shape[-1:] != norm.x.shape[-1:]:
+            shapes = {tuple(map(size_expr, example_value(node).shape)) for node in (match.y[0], match.z[0])}
+            if len(shapes) > 1 or match.sum.shape != norm.y.shape or norm.y.shape[-1:] != norm.x.shape[-1:]:
                 raise NotFusableError("its norm has another shape than its read")
         except NotFusableError as reason:
             match.reason = str(reason)

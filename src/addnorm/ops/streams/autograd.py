@@ -20,6 +20,7 @@ from addnorm.ops.streams.schema import GRADIENTS, INPUTS, reads
 
 _ops = torch.ops.addnorm
 _TENSORS = 10  # the first inputs
+_SUMMANDS = frozenset(("streams", "branch", "mix", "inject"))  # of the new streams
 _SHARED = ("mix", "inject", "collapse")
 Inputs, Backward = arguments_of("add_norm_streams"), arguments_of("add_norm_streams_backward")
 
@@ -34,7 +35,9 @@ class StreamsFunction(torch.autograd.Function):
         _, _, collapse, _, _, logits, stats = outputs
         ctx.save_for_backward(*inputs[:_TENSORS], logits, stats, collapse)
         ctx.numbers = inputs[_TENSORS:]
-        ctx.mark_non_differentiable(logits, stats)
+        needs = (name for name, need in zip(INPUTS, ctx.needs_input_grad, strict=True) if need)
+        is_constant = _SUMMANDS.isdisjoint(needs)
+        ctx.mark_non_differentiable(logits, stats, *([outputs[0]] if is_constant else []))
         ctx.set_materialize_grads(False)
         return outputs
 
