@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from addnorm.ops.options import CASTINGS, GRADIENTS
+from addnorm.ops import attend
 from addnorm.ops.schema import ADD_NAMES, ARGUMENTS, DEFINITIONS
 from addnorm.ops.streams import schema as streams
 
 HEADER = Path(__file__).parent / "arguments.h"
-LETTERS = {"Tensor": "T", "Optional[Tensor]": "t", "Optional[int]": "o"}
+LETTERS = {"Tensor": "T", "Optional[Tensor]": "t", "Optional[int]": "o", "List[Tensor]": "l"}
 
 TOP = """\
 // Made by csrc/generate_arguments.py from the schemas in src/addnorm/ops/schema.py: do not edit.
@@ -18,7 +19,7 @@ TOP = """\
 namespace addnorm {
 
 // Of each operator the indices of its arguments, and a signature with one letter for each: T tensor, t optional tensor, n number,
-// o optional number. kAddOptions is the index of the first option before the norm.
+// o optional number, l list of tensors. kAddOptions is the index of the first option before the norm.
 """
 
 
@@ -60,7 +61,7 @@ def header() -> str:
     parts.append(f"}};\nconstexpr int64_t kCastings = {len(CASTINGS)};\n")
     parts.append("\n// The operators' schemas, for a process without the Python package.\n")
     parts.append("constexpr const char* kSchemas[] = {\n")
-    parts.append("".join(f'  "{schema}",\n' for schema in (*DEFINITIONS, *streams.DEFINITIONS)))
+    parts.append("".join(f'  "{schema}",\n' for schema in (*DEFINITIONS, *streams.DEFINITIONS, *attend.DEFINITIONS)))
     parts.append("};\n\n}  // namespace addnorm\n")
     return "".join(parts)
 

@@ -36,6 +36,19 @@ inline void check(AOTITorchError code) {
 
 // ---------------------------------------------------------------------------------------------------------- arguments
 
+// The tensors of a list, borrowed.
+inline std::vector<AtenTensorHandle> tensors_of(StableListHandle list) {
+  size_t size = 0;
+  check(torch_list_size(list, &size));
+  std::vector<AtenTensorHandle> tensors(size);
+  for (size_t i = 0; i < size; ++i) {
+    StableIValue value = 0;
+    check(torch_list_get_item(list, i, &value));
+    tensors[i] = reinterpret_cast<AtenTensorHandle>(value);
+  }
+  return tensors;
+}
+
 // A boxed stack with its signature (arguments.h). It owns the arguments and returns borrowed tensors.
 struct Stack {
   StableIValue* at;
@@ -62,6 +75,8 @@ struct Stack {
   }
   int32_t dtype_at(int i) const { return static_cast<int32_t>(at[i]); }
 
+  StableListHandle list(int i) const { return reinterpret_cast<StableListHandle>(at[i]); }
+
   template <typename T>
   T first_bytes(int i) const {
     T value;
@@ -77,6 +92,11 @@ struct Stack {
       if (signature[i] == 'n' || at[i] == 0) continue;
       if (signature[i] == 'T') {
         aoti_torch_delete_tensor_object(reinterpret_cast<AtenTensorHandle>(at[i]));
+        continue;
+      }
+      if (signature[i] == 'l') {
+        for (const AtenTensorHandle t : tensors_of(list(i))) aoti_torch_delete_tensor_object(t);
+        torch_delete_list(list(i));
         continue;
       }
       auto* boxed = reinterpret_cast<StableIValue*>(at[i]);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "attend.h"
 #include "rows.h"
 #include "streams.h"
 
@@ -118,6 +119,9 @@ struct Loops {
   // The boundary of n streams; null in float64.
   void (*streams_forward)(const StreamsForward&, int64_t token, int64_t end, void* scratch);
   void (*streams_backward)(const StreamsBackward&, int64_t part, void* scratch);
+  // Attention over sources; null in float64.
+  void (*attend_forward)(const Attend&, int64_t token, int64_t end, float* scratch);
+  void (*attend_backward)(const Attend&, int64_t part, float* scratch);
 };
 
 struct Kernels {

@@ -5,12 +5,15 @@
 // installed torch.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 class AtenTensorOpaque;
 class TorchLibraryOpaque;
+struct StableListOpaque;
 using AtenTensorHandle = AtenTensorOpaque*;
 using TorchLibraryHandle = TorchLibraryOpaque*;
+using StableListHandle = StableListOpaque*;
 using StableIValue = uint64_t;  // an argument or result of an operator
 using AOTITorchError = int32_t;
 
@@ -41,6 +44,11 @@ AOTITorchError torch_library_impl(TorchLibraryHandle self, const char* name, voi
                                   uint64_t extension_build_version);
 AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** ret_data_ptr);
 AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** ret_data_ptr);
+AOTITorchError torch_new_list_reserve_size(size_t size, StableListHandle* ret);
+AOTITorchError torch_list_size(StableListHandle list_handle, size_t* size);
+AOTITorchError torch_list_get_item(StableListHandle list_handle, size_t index, StableIValue* element);
+AOTITorchError torch_list_push_back(StableListHandle list_handle, StableIValue element);
+AOTITorchError torch_delete_list(StableListHandle list_handle);
 AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size, void (*func)(int64_t begin, int64_t end, void* ctx), void* ctx);
 
 // Functions that newer versions export too. Weak: the address is null with a libtorch that has none.

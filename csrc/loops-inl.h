@@ -20,11 +20,13 @@ namespace float32 {
 
 #include "coefficients-inl.h"
 
+#include "attend-inl.h"
+
 #include "streams-inl.h"
 
 #include "streams_backward-inl.h"
 #undef EACH_TYPE
-constexpr Loops loops = {forward, backward, reduce, widen, narrow, streams_forward, streams_backward};
+constexpr Loops loops = {forward, backward, reduce, widen, narrow, streams_forward, streams_backward, attend_forward, attend_backward};
 }  // namespace float32
 namespace float64 {
 #include "vec64-inl.h"
@@ -41,5 +43,5 @@ namespace float64 {
 
 #include "backward-inl.h"
 #undef EACH_TYPE
-constexpr Loops loops = {forward, backward, reduce, widen, narrow, nullptr, nullptr};
+constexpr Loops loops = {forward, backward, reduce, widen, narrow, nullptr, nullptr, nullptr, nullptr};
 }  // namespace float64

@@ -1,6 +1,7 @@
 // The operators of the boundary of n streams: add_norm_streams and add_norm_streams_backward.
 #include <thread>
 
+#include "parts.h"
 #include "routing.h"
 
 namespace addnorm {
@@ -197,8 +198,6 @@ struct StreamsCall {
   static int64_t stride(AtenTensorHandle t, int64_t own_dims, int64_t size) { return t == nullptr || Shape(t).dim == own_dims ? 0 : size; }
 };
 
-Output make(const std::vector<int64_t>& sizes, Type type) { return Output(static_cast<int64_t>(sizes.size()), sizes.data(), type); }
-
 // add_norm_streams(streams, branch?, mix?, inject?, collapse?, project?, scale?, base?, weight?, bias?, numbers, dtypes)
 // -> (new_streams, read, new_collapse, new_mix, new_inject, logits, stats)
 void add_norm_streams(StableIValue* at, uint64_t, uint64_t) {
@@ -233,41 +232,6 @@ void add_norm_streams(StableIValue* at, uint64_t, uint64_t) {
   stack.release();
   for (size_t i = 0; i < results.size(); ++i) stack.at[i] = results[i].release_handle();
 }
-
-// Sums by parts, `size` floats each, pairwise into the first.
-class Parts {
- public:
-  float* reserve(bool wanted, int64_t parts, int64_t size, bool zeros = true) {
-    if (!wanted) return nullptr;
-    parts_ = parts;
-    size_ = padded(size);
-    const auto count = static_cast<size_t>(parts_ * size_);
-    memory_.reset(static_cast<float*>(zeros ? std::calloc(count, sizeof(float)) : std::malloc(count * sizeof(float))));
-    if (!memory_) throw std::bad_alloc();
-    return memory_.get();
-  }
-  void reduce() {
-    if (memory_ == nullptr || parts_ < 2) return;
-    parallel(size_ / kPad, parts_ * kPad, [this](int64_t begin, int64_t end) {
-      kernels().float32.reduce(memory_.get(), parts_, size_, begin * kPad, end * kPad);
-    });
-  }
-  int64_t size() const { return size_; }
-  float* data() const { return memory_.get(); }
-  Output collect(const std::vector<int64_t>& sizes, int64_t count, Type type) {
-    if (memory_ == nullptr) return Output();
-    Output out = make(sizes, type);
-    kernels().float32.narrow(memory_.get(), out.data, type, count);
-    return out;
-  }
-
- private:
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  int64_t parts_ = 0, size_ = 0;
-  std::unique_ptr<float[], Free> memory_;
-};
 
 // add_norm_streams_backward(the forward's arguments, logits, stats, computed_collapse, dnew?, dread?, dcollapse?, dmix?, dinject?, grad_mask)
 // -> (streams, branch, mix, inject, collapse, project, weight, bias, scale, base)

@@ -59,6 +59,8 @@ PLACES = {
     ),
     "IndependentConnection": (lambda: stack_of(wirings.independent_hc(3)), "layers.1.connections.0.coefficients"),
     "SigmoidRead": (lambda: stack_of(wirings.mhc(3)), "head.coefficients"),
+    "SourceAttention": (lambda: stack_of(wirings.attention_residuals()), "layers.0.connections.1.coefficients"),
+    "SourceAttention of three reads": (stack_of_attentions, "layers.1.connections.0.coefficients"),
     "GatedRead": (lambda: stack_of(wirings.gated_residual(3, rank=4)), "layers.0.connections.1.coefficients"),
     "in_proj of three reads": (stack_of_attentions, "layers.0.connections.0.sublayer.in_proj"),
 }  # fmt: skip
@@ -180,7 +182,7 @@ OF_COEFFICIENTS = {
 }
 OF_NORMS = {"weight that is no parameter": as_attribute("weight"), "bias that is no parameter": as_attribute("bias")}
 NEUTRAL = "sharding"  # the same function, which is computed only in a call
-IN_FULL = ("norm_in", "ManifoldConnection", "in_proj of three reads")
+IN_FULL = ("norm_in", "ManifoldConnection", "SourceAttention", "in_proj of three reads")
 COMMON = (
     "subclass",
     "forward of the instance",

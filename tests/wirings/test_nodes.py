@@ -5,13 +5,14 @@ import torch
 from torch.testing import assert_close
 
 from addnorm.nn import Place
+from addnorm.nn.step import collapse
 from addnorm.wirings.coefficients import GatedRead, SourceAttention, gated, sources
 from support.oracle import UNIT
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 N, D = 3, 12
 GATES = gated._GatesFunction, gated._compute_gates
-SCORES = sources._ScoresFunction, sources._compute_scores
+READS = sources._AttendFunction, sources._attend
 
 
 def gate_arguments(shape, dtype, injects=True):
@@ -20,16 +21,26 @@ def gate_arguments(shape, dtype, injects=True):
     return [streams, torch.randn(N, D), torch.randn(5, N * D), torch.randn(N * D, 5), project, 1e-6]
 
 
-def score_arguments(shape, dtype, n=2, reads=2):
-    return [torch.randn(reads, D), 1e-3, *(torch.randn(*shape, D).mul(0.5 + k).to(dtype) for k in range(n))]
+def read_arguments(shape, dtype, n=2, reads=2, normed_values=False, d=D):
+    rows = (torch.randn(*shape, d).mul(0.5 + k).to(dtype) for k in range(n))
+    return [torch.randn(reads, d), 1e-3, normed_values, *rows]
+
+
+def strided_arguments(shape, dtype):
+    """Return sources of two dtypes, wider than any block of the kernels, that are not contiguous."""
+    query, *numbers, first, second = read_arguments(shape, dtype, d=2 * 77)
+    return [query[:, ::2], *numbers, first[..., ::2], second[..., 1::2].float()]
 
 
 CASES = {
     "gates": (GATES, gate_arguments),
     "gates without a write": (GATES, lambda shape, dtype: gate_arguments(shape, dtype, False)),
-    "scores": (SCORES, score_arguments),
-    "scores of one source": (SCORES, lambda shape, dtype: score_arguments(shape, dtype, 1, 1)),
-    "scores of one read": (SCORES, lambda shape, dtype: score_arguments(shape, dtype, 5, 1)),
+    "reads": (READS, read_arguments),
+    "reads of one source": (READS, lambda shape, dtype: read_arguments(shape, dtype, 1, 1)),
+    "one read": (READS, lambda shape, dtype: read_arguments(shape, dtype, 5, 1, d=77)),
+    "one read of many sources": (READS, lambda shape, dtype: read_arguments(shape, dtype, 19, 1, d=64)),
+    "reads of normed values": (READS, lambda shape, dtype: read_arguments(shape, dtype, 3, 3, True)),
+    "reads of strided sources": (READS, strided_arguments),
 }
 
 
@@ -61,11 +72,11 @@ def test_node_equals_its_formula(name, shape, dtype):
             assert (ours - expected).abs().max() <= bound
 
 
-@pytest.mark.parametrize("name", ["gates", "gates without a write", "scores"])
+@pytest.mark.parametrize("name", ["gates", "gates without a write", "reads", "reads of normed values"])
 def test_node_has_second_derivatives_and_frozen_inputs(name):
     (node, formula), make = CASES[name]
     arguments = [t.double() if isinstance(t, torch.Tensor) else t for t in make((2,), f64)]
-    arguments[0 if "gates" in name else 2][0] = 0.0  # a sublayer that has learned nothing
+    arguments[0 if "gates" in name else 3][0] = 0.0  # a sublayer that has learned nothing
     for frozen in (None, *(i for i, t in enumerate(arguments) if isinstance(t, torch.Tensor))):
         for create_graph in (False, True):
             ours, expected = (gradients(f, arguments, frozen, create_graph) for f in (node.apply, formula))
@@ -78,11 +89,13 @@ def test_node_is_left_where_the_formula_is_needed(kind, monkeypatch):
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     rows = torch.randn(2, N, D) if kind is GatedRead else torch.randn(N, 2, D).unbind()
-    node, _ = GATES if kind is GatedRead else SCORES
+    node, _ = GATES if kind is GatedRead else READS
 
     def read(rows):
-        collapse = module(rows).collapse
-        return collapse if kind is GatedRead else collapse[0][0]
+        if kind is GatedRead:
+            return module(rows).collapse
+        reads = module.read(rows)
+        return collapse(module(rows).collapse[0], rows) if reads is None else reads[0]
 
     called, apply = [], node.apply
     monkeypatch.setattr(node, "apply", lambda *given: called.append(1) or apply(*given))
@@ -90,6 +103,6 @@ def test_node_is_left_where_the_formula_is_needed(kind, monkeypatch):
     assert called == [1]
     assert_close(torch.func.vmap(read)(rows), expected)
     with torch.no_grad():
-        read(rows)
+        assert_close(read(rows), expected)
     torch.export.export(module, (rows,))
-    assert called == [1]
+    assert len(called) == (1 if kind is GatedRead else 2)  # the operator also serves without gradients

@@ -31,7 +31,7 @@ from addnorm.nn.state import NO_OPTIONS, Options, PendingWrite, StreamState, is_
 from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
 from addnorm.ops.dispatch import fast_path
 from addnorm.ops.dtensor import spread
-from addnorm.wirings.coefficients import HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead
+from addnorm.wirings.coefficients import HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead, SourceAttention
 from addnorm.wirings.coefficients.base import CoefficientModule, widen, widen_dtype
 from addnorm.wirings.stage import Head, Stage, identity, unit
 
@@ -45,6 +45,8 @@ GATED = methods_of(
     HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead,
     names=("compute", "gates", "is_constant"),
 )  # fmt: skip
+# The module whose reads are one operator.
+ATTENDING = methods_of(SourceAttention, names=("compute", "read"))
 
 
 # One stream.
@@ -92,6 +94,7 @@ def normalize(x: Tensor, norm: Any, kind: Norm, c: Scale = ONE, dtype: torch.dty
         y: Tensor = norm(x)
         return _scaled(y if dtype is None else y.to(dtype), c)
     weight, bias, factor = _scaled_affine(norm, c)
+    dtype = None if dtype == x.dtype else dtype  # a call without options is faster
     return _scaled(FUNCTIONS[kind][0](x, weight, bias, eps=norm.eps, out_dtype=dtype), factor)
 
 
@@ -253,8 +256,12 @@ def read(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[An
     if _is_one_call(module, spec, state, norms):
         return _read_in_one_call(module, spec, state, norms[0])
     streams = finish(state)
-    used, *write, carried = find_collapse(module, spec, streams, state.collapse)
     dtype = state.dtype or (streams if isinstance(streams, Tensor) else streams[0]).dtype
+    sums = _attend(module, spec, state, streams)
+    if sums is not None:
+        reads = tuple(normalize(x, norm, module.norm, ONE, dtype) for x, norm in zip(sums, norms, strict=True))
+        return Reading(streams, reads, None, _keep(module, spec, None, None, None))
+    used, *write, carried = find_collapse(module, spec, streams, state.collapse)
     states = streams
     if any(spec.norm_streams):
         each = streams.unbind(-2) if isinstance(streams, Tensor) else streams
@@ -268,6 +275,22 @@ def read(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[An
         normalize(collapse(row, states), norm, module.norm, ONE, dtype) for row, norm in zip(rows, norms, strict=True)
     )
     return Reading(streams, reads, used, _keep(module, spec, *write), carried)
+
+
+def _attend(module: Any, spec: Stage | Head, state: StreamState, streams: Streams) -> tuple[Tensor, ...] | None:
+    """Return C X of attention over the streams for each read, before the norm; None if C is needed or computed otherwise."""
+    computed = module.coefficients
+    is_general = (
+        computed is None
+        or state.sites is not None
+        or spec.delayed
+        or any(spec.norm_streams)
+        or not is_unmodified(computed, ATTENDING)
+    )
+    if is_general:
+        return None
+    with _without_autocast(streams[0]):
+        return computed.read(streams)  # type: ignore[no-any-return]
 
 
 def find_collapse(module: Any, spec: Stage | Head, streams: Streams, before: Any) -> tuple[Any, Any, Any, Any, Any]:

@@ -4,8 +4,8 @@
 `eager.py` the reference for every device, `cpu.py` the C++ library, `triton/` the CUDA kernels. `dispatch.py` and `out.py`
 call the operators; `autograd.py` has their gradients, `formulas.py` the forms for transforms and torch.compile, between which
 `compile_mode.py` chooses, and `autocast.py` the dtypes; `validation.py` and `aliasing.py` check arguments; `philox.py` makes the
-dropout mask. `sharding.py` and `streams/sharding.py` have the rules for DTensors, which `dtensor.py` registers at the first call
-with one.
+dropout mask. `attend.py` has the operators of attention over sources. `sharding.py` and `streams/sharding.py` have the rules for
+DTensors, which `dtensor.py` registers at the first call with one.
 """
 
 from __future__ import annotations

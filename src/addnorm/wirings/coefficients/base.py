@@ -170,10 +170,15 @@ def keep_wide(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return move
 
 
-def uses_node(*streams: Tensor) -> bool:
-    """Return whether a call may compute a formula by its autograd node, which transforms and graphs cannot look into."""
+def is_eager(*streams: Tensor) -> bool:
+    """Return whether a call may run what transforms, graphs and subclasses of tensors cannot look into."""
     is_traced = torch.compiler.is_compiling() or in_transform() or is_recording()
-    return torch.is_grad_enabled() and not is_traced and all(type(x) is Tensor for x in streams)
+    return not is_traced and all(type(x) is Tensor for x in streams)
+
+
+def uses_node(*streams: Tensor) -> bool:
+    """Return whether a call may compute a formula by its autograd node."""
+    return torch.is_grad_enabled() and is_eager(*streams)
 
 
 def differentiate(

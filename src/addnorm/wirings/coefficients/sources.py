@@ -9,14 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_not_negative
+from addnorm.ops import attend
 from addnorm.ops.dtensor import linear
 from addnorm.wirings.coefficients.base import (
     CoefficientModule,
     Coefficients,
     Notation,
     differentiate,
+    is_eager,
     rms_scale,
-    uses_node,
     widen,
     widen_dtype,
 )
@@ -76,15 +77,23 @@ class SourceAttention(CoefficientModule):
 
     def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
         """Return C: for each read a tuple of n entries `(*, 1)`."""
-        query = self.query.to(widen_dtype(streams[0].dtype)) * (self.d_model**-0.5 if self.scaled else 1.0)
-        if self.weight is not None:
-            query = query * self.weight.to(query.dtype)
-        compute: Any = _ScoresFunction.apply if uses_node(*streams) else _compute_scores
-        scores, factors = compute(query, self.eps, *streams)
-        weights = torch.softmax(scores, -1)
-        if self.normed_values:
-            weights = weights * factors.unsqueeze(-2)
+        scores, factors = attend.compute_scores(streams, self._scaled_query(streams[0]), self.eps)
+        weights = attend.compute_weights(scores, factors, self.normed_values)
         return Coefficients(tuple(tuple(p.unsqueeze(-1) for p in row.unbind(-1)) for row in weights.unbind(-2)))
+
+    def read(self, streams: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Return C X for each read, by one operator; None where only the formula can compute it."""
+        if not is_eager(*streams):
+            return None
+        query = self._scaled_query(streams[0])
+        return _AttendFunction.apply(query, self.eps, self.normed_values, *streams)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _scaled_query(self, like: Tensor) -> Tensor:
+        """Return q times the keys' weight and s, in the dtype of the coefficients."""
+        query = self.query.to(widen_dtype(like.dtype))
+        if self.scaled:
+            query = query * self.d_model**-0.5
+        return query if self.weight is None else query * self.weight.to(query.dtype)
 
     def load_transformers(self, source: Any) -> None:
         """Copy the query of an `Inkling2BlockAttentionResidual`."""
@@ -92,43 +101,30 @@ class SourceAttention(CoefficientModule):
         super().load_transformers(source)
 
 
-def _compute_scores(query: Tensor, eps: float, *sources: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scores of the sources, `(*, reads, n)`, and R's factors, `(*, n)`."""
-    wide = [widen(x) for x in sources]
-    factors = torch.rsqrt(torch.stack([x.square().mean(-1) for x in wide], -1) + eps)
-    return torch.stack([linear(x, query) for x in wide], -1) * factors.unsqueeze(-2), factors
-
-
-class _ScoresFunction(torch.autograd.Function):
-    """`_compute_scores`, which saves nothing that is as wide as a source but the sources."""
+class _AttendFunction(torch.autograd.Function):
+    """The reads of `SourceAttention`, which save nothing that is as wide as a source but the sources."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, eps: float, *sources: Tensor) -> tuple[Tensor, Tensor]:
-        scores, factors = _compute_scores(query, eps, *sources)
-        ctx.eps = eps
+    def forward(ctx: Any, query: Tensor, eps: float, normed_values: bool, *sources: Tensor) -> tuple[Tensor, ...]:
+        reads, scores, factors = torch.ops.addnorm.attend_sources(sources, query, eps, normed_values)
+        ctx.eps, ctx.normed_values = eps, normed_values
         ctx.save_for_backward(query, scores, factors, *sources)
-        return scores, factors
+        return tuple(reads)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_factors: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, scores, factors, *sources = ctx.saved_tensors
-        needs_query, _, *needs = ctx.needs_input_grad
         if torch.is_grad_enabled():  # create_graph
-            arguments = query, ctx.eps, *sources
-            return differentiate(_compute_scores, arguments, ctx.needs_input_grad, (grad, grad_factors))
-        reads, d = query.shape
-        by_product = (grad * factors.unsqueeze(-2)).unbind(-1)  # of q · x_i, for each source
-        # factor = (mean x^2 + eps)^(-1/2), whose derivative is -factor^3 x / d.
-        shares = ((grad * scores).sum(-2) + grad_factors * factors) * factors.square() / -d
-        grads, grad_query = [], torch.zeros_like(query) if needs_query else None
-        for x, product, share, need in zip(sources, by_product, shares.split(1, -1), needs, strict=True):
-            wide = widen(x)
-            if grad_query is not None:
-                grad_query.addmm_(product.reshape(-1, reads).mT, wide.reshape(-1, d))
-            if need:
-                outer = product * query if reads == 1 else product @ query  # the product of matrices is slower for one
-            grads.append(torch.addcmul(outer, wide, share).to(x.dtype) if need else None)
-        return grad_query, None, *grads
+            arguments = query, ctx.eps, ctx.normed_values, *sources
+            return differentiate(_attend, arguments, ctx.needs_input_grad, grads)
+        found, grad_query = torch.ops.addnorm.attend_sources_backward(
+            sources, query, scores, factors, grads, ctx.normed_values
+        )
+        return grad_query, None, None, *found
+
+
+def _attend(query: Tensor, eps: float, normed_values: bool, *sources: Tensor) -> tuple[Tensor, ...]:
+    return tuple(attend.formula(sources, query, eps, normed_values)[0])
 
 
 class DynamicSources(CoefficientModule):

@@ -1,0 +1,167 @@
+// The operators of attention over sources: attend_sources and attend_sources_backward.
+#include "parts.h"
+#include "routing.h"
+
+namespace addnorm {
+namespace {
+
+using Args = AttendSourcesArgs;
+using BackArgs = AttendSourcesBackwardArgs;
+static_assert(static_cast<int>(Args::kQuery) == static_cast<int>(BackArgs::kQuery));
+
+// Tensors of a list with their memory.
+struct TensorList {
+  std::vector<AtenTensorHandle> tensors;
+  std::vector<const void*> data;
+  std::vector<Type> types;
+
+  explicit TensorList(StableListHandle list) : tensors(tensors_of(list)), inputs_(tensors.size()) {}
+  // Whether all are on the CPU, with this shape and a dtype that the kernels read.
+  bool supported(const Shape& shape) {
+    for (const AtenTensorHandle t : tensors) {
+      const auto type = type_of(t);
+      if (!on_cpu(t) || !(Shape(t) == shape) || !type || *type == Type::f64) return false;
+      types.push_back(*type);
+    }
+    return true;
+  }
+  void load() {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      inputs_[i].read(tensors[i]);
+      data.push_back(inputs_[i].data);
+    }
+  }
+
+ private:
+  std::vector<Input> inputs_;
+};
+
+// The arguments that both operators have, in the same places.
+struct AttendCall {
+  TensorList sources;
+  AtenTensorHandle query;
+  Input query_input;
+  std::vector<int64_t> sizes;  // of a source
+
+  explicit AttendCall(const Stack& stack) : sources(stack.list(Args::kSources)), query(stack.tensor(Args::kQuery)) {}
+  bool supported(Attend& a) {
+    if (sources.tensors.empty()) return false;
+    const Shape shape(sources.tensors[0]), queries(query);
+    sizes.assign(shape.sizes, shape.sizes + shape.dim);
+    a.rows = shape.rows;
+    a.d = shape.d;
+    a.n = static_cast<int64_t>(sources.tensors.size());
+    a.read_count = queries.rows;
+    return a.rows > 0 && a.d > 0 && a.read_count > 0 && sources.supported(shape) && is_float(query, {a.read_count, a.d});
+  }
+  void load(Attend& a) {
+    sources.load();
+    query_input.read(query);
+    a.sources = sources.data.data();
+    a.types = sources.types.data();
+    a.type = sources.types[0];
+    a.same_type = true;
+    for (const Type type : sources.types) a.same_type = a.same_type && type == a.type;
+    a.query = static_cast<const float*>(query_input.data);
+    a.padded_d = padded(a.d);
+  }
+  // The sizes of a tensor with the rows of the sources, then `tail`.
+  std::vector<int64_t> with_rows(std::initializer_list<int64_t> tail) const {
+    std::vector<int64_t> all(sizes.begin(), sizes.end() - 1);
+    all.insert(all.end(), tail);
+    return all;
+  }
+  static bool is_float(AtenTensorHandle t, const std::vector<int64_t>& sizes) {
+    const Shape shape(t);
+    return on_cpu(t) && type_of(t) == Type::f32 && std::vector<int64_t>(shape.sizes, shape.sizes + shape.dim) == sizes;
+  }
+};
+
+// Outputs as a list, which takes ownership of them.
+StableIValue to_list(std::vector<Output>& outputs) {
+  StableListHandle list = nullptr;
+  check(torch_new_list_reserve_size(outputs.size(), &list));
+  for (Output& output : outputs) check(torch_list_push_back(list, output.release_handle()));
+  return reinterpret_cast<StableIValue>(list);
+}
+
+// attend_sources(sources, query, eps, normed_values) -> (reads, scores, factors)
+void attend_sources(StableIValue* at, uint64_t, uint64_t) {
+  Stack stack{at, Args::kSignature};
+  AttendCall call(stack);
+  Attend a{};
+  a.eps = stack.real(Args::kEps);
+  a.normed_values = stack.integer(Args::kNormedValues) != 0;
+  if (!call.supported(a) || !(a.eps >= 0)) return call_reference(stack, ADDNORM_NAMESPACE "::attend_sources_reference");
+  call.load(a);
+  std::vector<Output> reads;
+  std::vector<float*> data;
+  for (int64_t r = 0; r < a.read_count; ++r) {
+    reads.push_back(make(call.sizes, Type::f32));
+    data.push_back(static_cast<float*>(reads.back().data));
+  }
+  Output scores = make(call.with_rows({a.read_count, a.n}), Type::f32), factors = make(call.with_rows({a.n}), Type::f32);
+  a.reads = data.data();
+  a.scores = static_cast<float*>(scores.data);
+  a.factors = static_cast<float*>(factors.data);
+  parallel(a.rows, a.n * a.d, [&](int64_t begin, int64_t end) {
+    Scratch scratch(a.scratch() * static_cast<int64_t>(sizeof(float)));
+    kernels().float32.attend_forward(a, begin, end, static_cast<float*>(scratch.data()));
+  });
+  stack.release();
+  stack.at[0] = to_list(reads);
+  stack.at[1] = scores.release_handle();
+  stack.at[2] = factors.release_handle();
+}
+
+// attend_sources_backward(sources, query, scores, factors, grads, normed_values) -> (grad_sources, grad_query)
+void attend_sources_backward(StableIValue* at, uint64_t, uint64_t) {
+  Stack stack{at, BackArgs::kSignature};
+  AttendCall call(stack);
+  TensorList grads(stack.list(BackArgs::kGrads));
+  const AtenTensorHandle scores = stack.tensor(BackArgs::kScores), factors = stack.tensor(BackArgs::kFactors);
+  Attend a{};
+  a.normed_values = stack.integer(BackArgs::kNormedValues) != 0;
+  bool supported = call.supported(a) && call.is_float(scores, call.with_rows({a.read_count, a.n})) && call.is_float(factors, call.with_rows({a.n})) &&
+                   static_cast<int64_t>(grads.tensors.size()) == a.read_count;
+  for (const AtenTensorHandle t : grads.tensors) supported = supported && call.is_float(t, call.sizes);
+  if (!supported) return call_reference(stack, ADDNORM_NAMESPACE "::attend_sources_backward_reference");
+  call.load(a);
+  grads.load();
+  const Input score_input(scores), factor_input(factors);
+  std::vector<float*> grad_data;
+  for (const void* p : grads.data) grad_data.push_back(static_cast<float*>(const_cast<void*>(p)));
+  a.reads = grad_data.data();
+  a.scores = static_cast<float*>(const_cast<void*>(score_input.data));
+  a.factors = static_cast<float*>(const_cast<void*>(factor_input.data));
+  std::vector<Output> dsources;
+  std::vector<void*> data;
+  for (const Type type : call.sources.types) {
+    dsources.push_back(make(call.sizes, type));
+    data.push_back(dsources.back().data);
+  }
+  a.dsources = data.data();
+  a.part_rows = streams_part_rows(a.rows);
+  const int64_t parts = (a.rows + a.part_rows - 1) / a.part_rows;
+  Parts dquery;
+  a.dquery = dquery.reserve(true, parts, a.read_count * a.padded_d);
+  parallel(parts, a.part_rows * a.n * a.d, [&](int64_t begin, int64_t end) {
+    Scratch scratch(a.scratch() * static_cast<int64_t>(sizeof(float)));
+    for (int64_t part = begin; part < end; ++part) kernels().float32.attend_backward(a, part, static_cast<float*>(scratch.data()));
+  });
+  dquery.reduce();
+  Output grad_query = make({a.read_count, a.d}, Type::f32);
+  for (int64_t r = 0; r < a.read_count; ++r)
+    std::memcpy(static_cast<float*>(grad_query.data) + r * a.d, dquery.data() + r * a.padded_d, static_cast<size_t>(a.d) * sizeof(float));
+  stack.release();
+  stack.at[0] = to_list(dsources);
+  stack.at[1] = grad_query.release_handle();
+}
+
+const Library library({
+    {"attend_sources", attend_sources},
+    {"attend_sources_backward", attend_sources_backward},
+});
+
+}  // namespace
+}  // namespace addnorm
