@@ -85,7 +85,7 @@ StableIValue to_list(std::vector<Output>& outputs) {
   return reinterpret_cast<StableIValue>(list);
 }
 
-// attend_sources(sources, query, eps, normed_values) -> (reads, scores, factors)
+// attend_sources(sources, query, eps, normed_values) -> [*reads, scores, factors]
 void attend_sources(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, Args::kSignature};
   AttendCall call(stack);
@@ -94,27 +94,25 @@ void attend_sources(StableIValue* at, uint64_t, uint64_t) {
   a.normed_values = stack.integer(Args::kNormedValues) != 0;
   if (!call.supported(a) || !(a.eps >= 0)) return call_reference(stack, ADDNORM_NAMESPACE "::attend_sources_reference");
   call.load(a);
-  std::vector<Output> reads;
+  std::vector<Output> results;
   std::vector<float*> data;
-  for (int64_t r = 0; r < a.read_count; ++r) {
-    reads.push_back(make(call.sizes, Type::f32));
-    data.push_back(static_cast<float*>(reads.back().data));
-  }
-  Output scores = make(call.with_rows({a.read_count, a.n}), Type::f32), factors = make(call.with_rows({a.n}), Type::f32);
+  const auto output = [&results](const std::vector<int64_t>& sizes) {
+    results.push_back(make(sizes, Type::f32));
+    return static_cast<float*>(results.back().data);
+  };
+  for (int64_t r = 0; r < a.read_count; ++r) data.push_back(output(call.sizes));
   a.reads = data.data();
-  a.scores = static_cast<float*>(scores.data);
-  a.factors = static_cast<float*>(factors.data);
+  a.scores = output(call.with_rows({a.read_count, a.n}));
+  a.factors = output(call.with_rows({a.n}));
   parallel(a.rows, a.n * a.d, [&](int64_t begin, int64_t end) {
     Scratch scratch(a.scratch() * static_cast<int64_t>(sizeof(float)));
     kernels().float32.attend_forward(a, begin, end, static_cast<float*>(scratch.data()));
   });
   stack.release();
-  stack.at[0] = to_list(reads);
-  stack.at[1] = scores.release_handle();
-  stack.at[2] = factors.release_handle();
+  stack.at[0] = to_list(results);
 }
 
-// attend_sources_backward(sources, query, scores, factors, grads, normed_values) -> (grad_sources, grad_query)
+// attend_sources_backward(sources, query, scores, factors, grads, normed_values) -> [grad_query, *grad_sources]
 void attend_sources_backward(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, BackArgs::kSignature};
   AttendCall call(stack);
@@ -134,11 +132,12 @@ void attend_sources_backward(StableIValue* at, uint64_t, uint64_t) {
   a.reads = grad_data.data();
   a.scores = static_cast<float*>(const_cast<void*>(score_input.data));
   a.factors = static_cast<float*>(const_cast<void*>(factor_input.data));
-  std::vector<Output> dsources;
+  std::vector<Output> results;
+  results.push_back(make({a.read_count, a.d}, Type::f32));
   std::vector<void*> data;
   for (const Type type : call.sources.types) {
-    dsources.push_back(make(call.sizes, type));
-    data.push_back(dsources.back().data);
+    results.push_back(make(call.sizes, type));
+    data.push_back(results.back().data);
   }
   a.dsources = data.data();
   a.part_rows = streams_part_rows(a.rows);
@@ -150,12 +149,10 @@ void attend_sources_backward(StableIValue* at, uint64_t, uint64_t) {
     for (int64_t part = begin; part < end; ++part) kernels().float32.attend_backward(a, part, static_cast<float*>(scratch.data()));
   });
   dquery.reduce();
-  Output grad_query = make({a.read_count, a.d}, Type::f32);
   for (int64_t r = 0; r < a.read_count; ++r)
-    std::memcpy(static_cast<float*>(grad_query.data) + r * a.d, dquery.data() + r * a.padded_d, static_cast<size_t>(a.d) * sizeof(float));
+    std::memcpy(static_cast<float*>(results[0].data) + r * a.d, dquery.data() + r * a.padded_d, static_cast<size_t>(a.d) * sizeof(float));
   stack.release();
-  stack.at[0] = to_list(dsources);
-  stack.at[1] = grad_query.release_handle();
+  stack.at[0] = to_list(results);
 }
 
 const Library library({

@@ -23,7 +23,7 @@ def gate_arguments(shape, dtype, injects=True):
 
 def read_arguments(shape, dtype, n=2, reads=2, normed_values=False, d=D):
     rows = (torch.randn(*shape, d).mul(0.5 + k).to(dtype) for k in range(n))
-    return [torch.randn(reads, d), 1e-3, normed_values, *rows]
+    return [2 * torch.randn(reads, d) / d**0.5, 1e-3, normed_values, *rows]
 
 
 def strided_arguments(shape, dtype):

@@ -18,13 +18,11 @@ from addnorm.ops.dtensor import linear
 from addnorm.ops.schema import Kernel, declare, kernels_of, library
 from addnorm.reference import compute_dtype
 
+# One list of results: `torch_call_dispatcher`, by which the kernels call the references, mixes up results of several types.
 SCHEMAS = {
-    "attend_sources": (
-        "(Tensor[] sources, Tensor query, float eps, bool normed_values) -> (Tensor[] reads, Tensor scores, Tensor factors)"
-    ),
+    "attend_sources": "(Tensor[] sources, Tensor query, float eps, bool normed_values) -> Tensor[]",
     "attend_sources_backward": (
-        "(Tensor[] sources, Tensor query, Tensor scores, Tensor factors, Tensor[] grads, bool normed_values) "
-        "-> (Tensor[] grad_sources, Tensor grad_query)"
+        "(Tensor[] sources, Tensor query, Tensor scores, Tensor factors, Tensor[] grads, bool normed_values) -> Tensor[]"
     ),
 }
 DEFINITIONS = declare(SCHEMAS)
@@ -43,25 +41,23 @@ def compute_weights(scores: Tensor, factors: Tensor, normed_values: bool) -> Ten
     return weights * factors.unsqueeze(-2) if normed_values else weights
 
 
-def formula(
-    sources: Sequence[Tensor], query: Tensor, eps: float, normed_values: bool
-) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return the outputs of `attend_sources`, in torch's operators."""
+def formula(sources: Sequence[Tensor], query: Tensor, eps: float, normed_values: bool) -> list[Tensor]:
+    """Return the results of `attend_sources` in torch's operators: the reads, the scores and the factors."""
     scores, factors = compute_scores(sources, query, eps)
     reads = []
     for row in compute_weights(scores, factors, normed_values).unbind(-2):
         terms = [w.unsqueeze(-1) * x.to(w.dtype) for w, x in zip(row.unbind(-1), sources, strict=True)]
         reads.append(sum(terms[1:], terms[0]))
-    return reads, scores, factors
+    return [*reads, scores, factors]
 
 
-def _attend_sources(a: Any) -> tuple[list[Tensor], Tensor, Tensor]:
+def _attend_sources(a: Any) -> list[Tensor]:
     with torch.autocast(a.query.device.type, enabled=False):
         return formula(*a)
 
 
-def _attend_sources_backward(a: Any) -> tuple[list[Tensor], Tensor]:
-    """Return the gradients of the sources and of the query; the derivative of a factor f is -f^3 x / d."""
+def _attend_sources_backward(a: Any) -> list[Tensor]:
+    """Return the gradients of the query and of the sources; the derivative of a factor f is -f^3 x / d."""
     (reads, d), scores, factors = a.query.shape, a.scores, a.factors
     with torch.autocast(a.query.device.type, enabled=False):
         wide = [x.to(scores.dtype) for x in a.sources]
@@ -86,7 +82,7 @@ def _attend_sources_backward(a: Any) -> tuple[list[Tensor], Tensor]:
             for r, grad in enumerate(a.grads):
                 total.addcmul_(grad, values[..., r, j, None])
             found.append(total.to(a.sources[j].dtype))
-    return found, grad_query
+    return [grad_query, *found]
 
 
 _KERNELS: dict[str, Kernel] = {"attend_sources": _attend_sources, "attend_sources_backward": _attend_sources_backward}

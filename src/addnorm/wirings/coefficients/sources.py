@@ -106,7 +106,7 @@ class _AttendFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, eps: float, normed_values: bool, *sources: Tensor) -> tuple[Tensor, ...]:
-        reads, scores, factors = torch.ops.addnorm.attend_sources(sources, query, eps, normed_values)
+        *reads, scores, factors = torch.ops.addnorm.attend_sources(sources, query, eps, normed_values)
         ctx.eps, ctx.normed_values = eps, normed_values
         ctx.save_for_backward(query, scores, factors, *sources)
         return tuple(reads)
@@ -117,14 +117,13 @@ class _AttendFunction(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph
             arguments = query, ctx.eps, ctx.normed_values, *sources
             return differentiate(_attend, arguments, ctx.needs_input_grad, grads)
-        found, grad_query = torch.ops.addnorm.attend_sources_backward(
-            sources, query, scores, factors, grads, ctx.normed_values
-        )
+        operator = torch.ops.addnorm.attend_sources_backward
+        grad_query, *found = operator(sources, query, scores, factors, grads, ctx.normed_values)
         return grad_query, None, None, *found
 
 
 def _attend(query: Tensor, eps: float, normed_values: bool, *sources: Tensor) -> tuple[Tensor, ...]:
-    return tuple(attend.formula(sources, query, eps, normed_values)[0])
+    return tuple(attend.formula(sources, query, eps, normed_values)[:-2])
 
 
 class DynamicSources(CoefficientModule):
