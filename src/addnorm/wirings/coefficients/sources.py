@@ -83,7 +83,7 @@ class SourceAttention(CoefficientModule):
 
     def read(self, streams: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Return C X for each read, by one operator; None where only the formula can compute it."""
-        if not is_eager(*streams):
+        if not is_eager(*streams) or streams[0].is_meta:
             return None
         query = self._scaled_query(streams[0])
         return _AttendFunction.apply(query, self.eps, self.normed_values, *streams)  # type: ignore[no-any-return, no-untyped-call]
