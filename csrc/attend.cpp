@@ -13,15 +13,15 @@ static_assert(static_cast<int>(Args::kQuery) == static_cast<int>(BackArgs::kQuer
 struct TensorList {
   std::vector<AtenTensorHandle> tensors;
   std::vector<const void*> data;
-  std::vector<Type> types;
+  std::unique_ptr<Type[]> types;  // a vector would export its functions
 
-  explicit TensorList(StableListHandle list) : tensors(tensors_of(list)), inputs_(tensors.size()) {}
+  explicit TensorList(StableListHandle list) : tensors(tensors_of(list)), types(new Type[tensors.size()]), inputs_(tensors.size()) {}
   // Whether all are on the CPU, with this shape and a dtype that the kernels read.
   bool supported(const Shape& shape) {
-    for (const AtenTensorHandle t : tensors) {
-      const auto type = type_of(t);
-      if (!on_cpu(t) || !(Shape(t) == shape) || !type || *type == Type::f64) return false;
-      types.push_back(*type);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const auto type = type_of(tensors[i]);
+      if (!on_cpu(tensors[i]) || !(Shape(tensors[i]) == shape) || !type || *type == Type::f64) return false;
+      types[i] = *type;
     }
     return true;
   }
@@ -58,10 +58,10 @@ struct AttendCall {
     sources.load();
     query_input.read(query);
     a.sources = sources.data.data();
-    a.types = sources.types.data();
+    a.types = sources.types.get();
     a.type = sources.types[0];
     a.same_type = true;
-    for (const Type type : sources.types) a.same_type = a.same_type && type == a.type;
+    for (int64_t j = 1; j < a.n; ++j) a.same_type = a.same_type && a.types[j] == a.type;
     a.query = static_cast<const float*>(query_input.data);
     a.padded_d = padded(a.d);
   }
@@ -135,8 +135,8 @@ void attend_sources_backward(StableIValue* at, uint64_t, uint64_t) {
   std::vector<Output> results;
   results.push_back(make({a.read_count, a.d}, Type::f32));
   std::vector<void*> data;
-  for (const Type type : call.sources.types) {
-    results.push_back(make(call.sizes, type));
+  for (int64_t j = 0; j < a.n; ++j) {
+    results.push_back(make(call.sizes, a.types[j]));
     data.push_back(results.back().data);
   }
   a.dsources = data.data();

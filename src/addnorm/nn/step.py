@@ -16,12 +16,13 @@ hooks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from addnorm._util.norms import KINDS, Norm
 from addnorm.boundary import add_norm_streams
@@ -45,8 +46,7 @@ GATED = methods_of(
     HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead,
     names=("compute", "gates", "is_constant"),
 )  # fmt: skip
-# The module whose reads are one operator.
-ATTENDING = methods_of(SourceAttention, names=("compute", "read"))
+ATTENDING = methods_of(SourceAttention, names=("compute", "read"))  # whose reads are one operator
 
 
 # One stream.
@@ -193,7 +193,7 @@ def _add_row(
 ) -> Tensor:
     """Return new stream k: norm(sum over j of row_j X_j + inject_k * W + bias_k), where `row` is row k of the matrix A."""
     inject, bias = write.inject[k], None if write.bias is None else write.bias[k]
-    terms = [(entry, x) for entry, x in zip(row, streams, strict=True) if not has_value(entry, 0.0)]
+    terms = [(c, x) for c, x in zip(row, streams, strict=True) if c.__class__ is not float or c != 0.0]  # each call counts
     writes, dtype = not has_value(inject, 0.0), write.options.get("residual_dtype") or streams[0].dtype
     if writes and terms and bias is None and _is_scale(inject) and (len(terms) > 1 or _is_scale(terms[0][0])):
         factor, x = terms[0] if len(terms) == 1 else (1.0, _sum_terms(terms))
@@ -208,6 +208,8 @@ def _add_row(
         return own
     if not writes and bias is None and len(terms) == 1 and has_value(terms[0][0], 1.0):
         total = terms[0][1]
+    elif not terms and bias is None and has_value(inject, 1.0):
+        total = mask_write(write).to(dtype)
     else:
         total = _sum_terms([*terms, *[(inject, mask_write(write))] * writes])
         total = (total if bias is None else total + bias).to(dtype)
@@ -280,14 +282,9 @@ def read(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[An
 def _attend(module: Any, spec: Stage | Head, state: StreamState, streams: Streams) -> tuple[Tensor, ...] | None:
     """Return C X of attention over the streams for each read, before the norm; None if C is needed or computed otherwise."""
     computed = module.coefficients
-    is_general = (
-        computed is None
-        or state.sites is not None
-        or spec.delayed
-        or any(spec.norm_streams)
-        or not is_unmodified(computed, ATTENDING)
-    )
-    if is_general:
+    # The compiler first: each later check would be a guard.
+    is_general = is_compiling() or computed is None or state.sites is not None or spec.delayed or any(spec.norm_streams)
+    if is_general or not is_unmodified(computed, ATTENDING):
         return None
     with _without_autocast(streams[0]):
         return computed.read(streams)  # type: ignore[no-any-return]
@@ -416,12 +413,8 @@ def _copy_parameters(value: Any) -> Any:
     return value.clone() if isinstance(value, nn.Parameter) else value
 
 
-@contextmanager
-def _without_autocast(streams: Tensor) -> Iterator[None]:
-    """Disable autocast in the block, so that operators compute in the dtypes of their operands."""
+def _without_autocast(streams: Tensor) -> AbstractContextManager[Any]:
+    """Return a context without autocast, in which operators compute in the dtypes of their operands."""
     device = streams.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):  # torch has no autocast on meta
-        yield
-        return
-    with torch.autocast(device, enabled=False):
-        yield
+    is_off = device == "meta" or not torch.is_autocast_enabled(device)  # torch has no autocast on meta
+    return nullcontext() if is_off else torch.autocast(device, enabled=False)
