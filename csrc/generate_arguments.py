@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from addnorm.ops.options import CASTINGS, GRADIENTS
 from addnorm.ops import attend
+from addnorm.ops.options import CASTINGS, GRADIENTS
 from addnorm.ops.schema import ADD_NAMES, ARGUMENTS, DEFINITIONS
 from addnorm.ops.streams import schema as streams
 

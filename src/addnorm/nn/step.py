@@ -32,7 +32,7 @@ from addnorm.nn.state import NO_OPTIONS, Options, PendingWrite, StreamState, is_
 from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
 from addnorm.ops.dispatch import fast_path
 from addnorm.ops.dtensor import spread
-from addnorm.wirings.coefficients import HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead, SourceAttention
+from addnorm.wirings import coefficients
 from addnorm.wirings.coefficients.base import CoefficientModule, widen, widen_dtype
 from addnorm.wirings.stage import Head, Stage, identity, unit
 
@@ -43,10 +43,10 @@ ONE = 1.0
 PLAIN: dict[Norm, Methods] = {kind: methods_of(module, *module.__bases__) for kind, module in MODULES.items()}
 # Modules whose coefficients `add_norm_streams` computes from their gates, or that do not depend on the streams.
 GATED = methods_of(
-    HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead,
+    coefficients.HyperConnection, coefficients.IndependentConnection, coefficients.ManifoldConnection, coefficients.SigmoidRead,
     names=("compute", "gates", "is_constant"),
 )  # fmt: skip
-ATTENDING = methods_of(SourceAttention, names=("compute", "read"))  # whose reads are one operator
+ATTENDING = methods_of(coefficients.SourceAttention, names=("compute", "read"))  # whose reads are one operator
 
 
 # One stream.
@@ -193,7 +193,7 @@ def _add_row(
 ) -> Tensor:
     """Return new stream k: norm(sum over j of row_j X_j + inject_k * W + bias_k), where `row` is row k of the matrix A."""
     inject, bias = write.inject[k], None if write.bias is None else write.bias[k]
-    terms = [(c, x) for c, x in zip(row, streams, strict=True) if c.__class__ is not float or c != 0.0]  # each call counts
+    terms = [(c, x) for c, x in zip(row, streams, strict=True) if c.__class__ is not float or c != 0.0]
     writes, dtype = not has_value(inject, 0.0), write.options.get("residual_dtype") or streams[0].dtype
     if writes and terms and bias is None and _is_scale(inject) and (len(terms) > 1 or _is_scale(terms[0][0])):
         factor, x = terms[0] if len(terms) == 1 else (1.0, _sum_terms(terms))
