@@ -61,15 +61,15 @@ struct AddNormStreamsBackwardArgs {
 };
 struct AttendSourcesArgs {
   enum Index : int {
-    kSources, kQuery, kEps, kNormedValues,
+    kSources, kQuery, kWeight, kEps, kNormedValues,
   };
-  static constexpr const char* kSignature = "lTnn";
+  static constexpr const char* kSignature = "lTtnn";
 };
 struct AttendSourcesBackwardArgs {
   enum Index : int {
-    kSources, kQuery, kScores, kFactors, kGrads, kNormedValues,
+    kSources, kQuery, kWeight, kScores, kFactors, kGrads, kNormedValues,
   };
-  static constexpr const char* kSignature = "lTTTln";
+  static constexpr const char* kSignature = "lTtTTln";
 };
 
 // Indices of the options before the norm, from the first of them.
@@ -113,8 +113,8 @@ constexpr const char* kSchemas[] = {
   "add_norm_out(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, Tensor(a!)? y, Tensor(b!)? z, float residual_factor=1.0, Tensor? residual_scale=None, Tensor? row_scale=None, float branch_factor=1.0, Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0, float weight_offset=0.0, int casting=0) -> ()",
   "add_norm_streams(Tensor streams, Tensor? branch, Tensor? mix, Tensor? inject, Tensor? collapse, Tensor? project, Tensor? scale, Tensor? base, Tensor? weight, Tensor? bias, float eps, int norm, int kind, int iterations, float gate_eps, float project_eps, float magnitude, ScalarType? streams_dtype, ScalarType? out_dtype) -> (Tensor new_streams, Tensor read, Tensor new_collapse, Tensor new_mix, Tensor new_inject, Tensor logits, Tensor stats)",
   "add_norm_streams_backward(Tensor streams, Tensor? branch, Tensor? mix, Tensor? inject, Tensor? collapse, Tensor? project, Tensor? scale, Tensor? base, Tensor? weight, Tensor? bias, float eps, int norm, int kind, int iterations, float gate_eps, float project_eps, float magnitude, ScalarType? streams_dtype, ScalarType? out_dtype, Tensor logits, Tensor stats, Tensor computed_collapse, Tensor? dnew, Tensor? dread, Tensor? dcollapse, Tensor? dmix, Tensor? dinject, int grad_mask) -> (Tensor grad_streams, Tensor grad_branch, Tensor grad_mix, Tensor grad_inject, Tensor grad_collapse, Tensor grad_project, Tensor grad_weight, Tensor grad_bias, Tensor grad_scale, Tensor grad_base)",
-  "attend_sources(Tensor[] sources, Tensor query, float eps, bool normed_values) -> Tensor[]",
-  "attend_sources_backward(Tensor[] sources, Tensor query, Tensor scores, Tensor factors, Tensor[] grads, bool normed_values) -> Tensor[]",
+  "attend_sources(Tensor[] sources, Tensor query, Tensor? weight, float eps, bool normed_values) -> Tensor[]",
+  "attend_sources_backward(Tensor[] sources, Tensor query, Tensor? weight, Tensor scores, Tensor factors, Tensor[] grads, bool normed_values) -> Tensor[]",
 };
 
 }  // namespace addnorm

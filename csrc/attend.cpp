@@ -7,7 +7,7 @@ namespace {
 
 using Args = AttendSourcesArgs;
 using BackArgs = AttendSourcesBackwardArgs;
-static_assert(static_cast<int>(Args::kQuery) == static_cast<int>(BackArgs::kQuery));
+static_assert(static_cast<int>(Args::kWeight) == static_cast<int>(BackArgs::kWeight));
 
 // Tensors of a list with their memory.
 struct TensorList {
@@ -39,11 +39,10 @@ struct TensorList {
 // The arguments that both operators have, in the same places.
 struct AttendCall {
   TensorList sources;
-  AtenTensorHandle query;
-  Input query_input;
+  AtenTensorHandle query, weight;
   std::vector<int64_t> sizes;  // of a source
 
-  explicit AttendCall(const Stack& stack) : sources(stack.list(Args::kSources)), query(stack.tensor(Args::kQuery)) {}
+  explicit AttendCall(const Stack& stack) : sources(stack.list(Args::kSources)), query(stack.tensor(Args::kQuery)), weight(stack.tensor(Args::kWeight)) {}
   bool supported(Attend& a) {
     if (sources.tensors.empty()) return false;
     const Shape shape(sources.tensors[0]), queries(query);
@@ -52,19 +51,27 @@ struct AttendCall {
     a.d = shape.d;
     a.n = static_cast<int64_t>(sources.tensors.size());
     a.read_count = queries.rows;
-    return a.rows > 0 && a.d > 0 && a.read_count > 0 && sources.supported(shape) && is_float(query, {a.read_count, a.d});
+    return a.rows > 0 && a.d > 0 && a.read_count > 0 && sources.supported(shape) && is_float(query, {a.read_count, a.d}) &&
+           (weight == nullptr || is_float(weight, {a.d}));
   }
   void load(Attend& a) {
     sources.load();
-    query_input.read(query);
+    query_.read(query);
+    weight_.read(weight);
     a.sources = sources.data.data();
     a.types = sources.types.get();
     a.type = sources.types[0];
     a.same_type = true;
     for (int64_t j = 1; j < a.n; ++j) a.same_type = a.same_type && a.types[j] == a.type;
-    a.query = static_cast<const float*>(query_input.data);
     a.padded_d = padded(a.d);
+    a.query = given_query();
+    if (weight == nullptr) return;
+    scaled_.assign(a.query, a.query + a.read_count * a.d);
+    for (size_t i = 0; i < scaled_.size(); ++i) scaled_[i] *= given_weight()[i % static_cast<size_t>(a.d)];
+    a.query = scaled_.data();
   }
+  const float* given_query() const { return static_cast<const float*>(query_.data); }
+  const float* given_weight() const { return static_cast<const float*>(weight_.data); }
   // The sizes of a tensor with the rows of the sources, then `tail`.
   std::vector<int64_t> with_rows(std::initializer_list<int64_t> tail) const {
     std::vector<int64_t> all(sizes.begin(), sizes.end() - 1);
@@ -75,6 +82,10 @@ struct AttendCall {
     const Shape shape(t);
     return on_cpu(t) && type_of(t) == Type::f32 && std::vector<int64_t>(shape.sizes, shape.sizes + shape.dim) == sizes;
   }
+
+ private:
+  Input query_, weight_;
+  std::vector<float> scaled_;  // the query times the weight
 };
 
 // Outputs as a list, which takes ownership of them.
@@ -85,7 +96,7 @@ StableIValue to_list(std::vector<Output>& outputs) {
   return reinterpret_cast<StableIValue>(list);
 }
 
-// attend_sources(sources, query, eps, normed_values) -> [*reads, scores, factors]
+// attend_sources(sources, query, weight?, eps, normed_values) -> [*reads, scores, factors]
 void attend_sources(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, Args::kSignature};
   AttendCall call(stack);
@@ -112,7 +123,7 @@ void attend_sources(StableIValue* at, uint64_t, uint64_t) {
   stack.at[0] = to_list(results);
 }
 
-// attend_sources_backward(sources, query, scores, factors, grads, normed_values) -> [grad_query, *grad_sources]
+// attend_sources_backward(sources, query, weight?, scores, factors, grads, normed_values) -> [grad_query, grad_weight if there is one, *grad_sources]
 void attend_sources_backward(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, BackArgs::kSignature};
   AttendCall call(stack);
@@ -134,6 +145,7 @@ void attend_sources_backward(StableIValue* at, uint64_t, uint64_t) {
   a.factors = static_cast<float*>(const_cast<void*>(factor_input.data));
   std::vector<Output> results;
   results.push_back(make({a.read_count, a.d}, Type::f32));
+  if (call.weight != nullptr) results.push_back(make({a.d}, Type::f32));
   std::vector<void*> data;
   for (int64_t j = 0; j < a.n; ++j) {
     results.push_back(make(call.sizes, a.types[j]));
@@ -149,8 +161,15 @@ void attend_sources_backward(StableIValue* at, uint64_t, uint64_t) {
     for (int64_t part = begin; part < end; ++part) kernels().float32.attend_backward(a, part, static_cast<float*>(scratch.data()));
   });
   dquery.reduce();
+  float* const grad_query = static_cast<float*>(results[0].data);
   for (int64_t r = 0; r < a.read_count; ++r)
-    std::memcpy(static_cast<float*>(results[0].data) + r * a.d, dquery.data() + r * a.padded_d, static_cast<size_t>(a.d) * sizeof(float));
+    for (int64_t i = 0; i < a.d; ++i)
+      grad_query[r * a.d + i] = dquery.data()[r * a.padded_d + i] * (call.weight != nullptr ? call.given_weight()[i] : 1.0f);
+  for (int64_t i = 0; call.weight != nullptr && i < a.d; ++i) {
+    float total = 0;
+    for (int64_t r = 0; r < a.read_count; ++r) total += dquery.data()[r * a.padded_d + i] * call.given_query()[r * a.d + i];
+    static_cast<float*>(results[1].data)[i] = total;
+  }
   stack.release();
   stack.at[0] = to_list(results);
 }

@@ -77,7 +77,7 @@ class SourceAttention(CoefficientModule):
 
     def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
         """Return C: for each read a tuple of n entries `(*, 1)`."""
-        scores, factors = attend.compute_scores(streams, self._scaled_query(streams[0]), self.eps)
+        scores, factors = attend.compute_scores(streams, *self._parameters_for(streams[0]), self.eps)
         weights = attend.compute_weights(scores, factors, self.normed_values)
         return Coefficients(tuple(tuple(p.unsqueeze(-1) for p in row.unbind(-1)) for row in weights.unbind(-2)))
 
@@ -85,15 +85,14 @@ class SourceAttention(CoefficientModule):
         """Return C X for each read, by one operator; None where only the formula can compute it."""
         if not is_eager(*streams) or streams[0].is_meta:
             return None
-        query = self._scaled_query(streams[0])
-        return _AttendFunction.apply(query, self.eps, self.normed_values, *streams)  # type: ignore[no-any-return, no-untyped-call]
+        arguments: Any = (*self._parameters_for(streams[0]), self.eps, self.normed_values, *streams)
+        return _AttendFunction.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
 
-    def _scaled_query(self, like: Tensor) -> Tensor:
-        """Return q times the keys' weight and s, in the dtype of the coefficients."""
-        query = self.query.to(widen_dtype(like.dtype))
-        if self.scaled:
-            query = query * self.d_model**-0.5
-        return query if self.weight is None else query * self.weight.to(query.dtype)
+    def _parameters_for(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return q times s and the keys' weight, in the dtype of the coefficients."""
+        dtype = widen_dtype(like.dtype)
+        query, weight = self.query.to(dtype), self.weight
+        return query * self.d_model**-0.5 if self.scaled else query, None if weight is None else weight.to(dtype)
 
     def load_transformers(self, source: Any) -> None:
         """Copy the query of an `Inkling2BlockAttentionResidual`."""
@@ -105,25 +104,30 @@ class _AttendFunction(torch.autograd.Function):
     """The reads of `SourceAttention`, which save nothing that is as wide as a source but the sources."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, eps: float, normed_values: bool, *sources: Tensor) -> tuple[Tensor, ...]:
-        *reads, scores, factors = torch.ops.addnorm.attend_sources(sources, query, eps, normed_values)
+    def forward(
+        ctx: Any, query: Tensor, weight: Tensor | None, eps: float, normed_values: bool, *sources: Tensor
+    ) -> tuple[Tensor, ...]:
+        *reads, scores, factors = torch.ops.addnorm.attend_sources(sources, query, weight, eps, normed_values)
         ctx.eps, ctx.normed_values = eps, normed_values
-        ctx.save_for_backward(query, scores, factors, *sources)
+        ctx.save_for_backward(query, weight, scores, factors, *sources)
         return tuple(reads)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, scores, factors, *sources = ctx.saved_tensors
+        query, weight, scores, factors, *sources = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph
-            arguments = query, ctx.eps, ctx.normed_values, *sources
+            arguments = query, weight, ctx.eps, ctx.normed_values, *sources
             return differentiate(_attend, arguments, ctx.needs_input_grad, grads)
         operator = torch.ops.addnorm.attend_sources_backward
-        grad_query, *found = operator(sources, query, scores, factors, grads, ctx.normed_values)
-        return grad_query, None, None, *found
+        found = operator(sources, query, weight, scores, factors, grads, ctx.normed_values)
+        grad_weight = None if weight is None else found.pop(1)
+        return found[0], grad_weight, None, None, *found[1:]
 
 
-def _attend(query: Tensor, eps: float, normed_values: bool, *sources: Tensor) -> tuple[Tensor, ...]:
-    return tuple(attend.formula(sources, query, eps, normed_values)[:-2])
+def _attend(
+    query: Tensor, weight: Tensor | None, eps: float, normed_values: bool, *sources: Tensor
+) -> tuple[Tensor, ...]:
+    return tuple(attend.formula(sources, query, weight, eps, normed_values)[:-2])
 
 
 class DynamicSources(CoefficientModule):
