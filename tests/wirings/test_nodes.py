@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch.testing import assert_close
 
 from addnorm.nn import Place
@@ -82,6 +83,14 @@ def test_node_has_second_derivatives_and_frozen_inputs(name):
         for create_graph in (False, True):
             ours, expected = (gradients(f, arguments, frozen, create_graph) for f in (node.apply, formula))
             assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_compiled_autograd_has_the_gradients_of_reads():
+    (node, _), make = CASES["reads"]
+    arguments = make((2,), f32)
+    expected = gradients(node.apply, arguments)
+    with compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        assert_close(gradients(node.apply, arguments), expected)
 
 
 @pytest.mark.parametrize("kind", [GatedRead, SourceAttention])

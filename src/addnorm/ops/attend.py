@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from addnorm.ops.dtensor import linear
-from addnorm.ops.schema import Kernel, declare, kernels_of, library
+from addnorm.ops.schema import Kernel, declare, kernels_of, library, register_fakes
 from addnorm.reference import compute_dtype
 
 # One list of results: `torch_call_dispatcher`, by which the kernels call the references, mixes up results of several types.
@@ -99,3 +99,4 @@ _KERNELS: dict[str, Kernel] = {"attend_sources": _attend_sources, "attend_source
 for _name, _kernel in _KERNELS.items():
     for _op, _function in kernels_of(_name, _kernel):
         library.impl(_op, _function, "CompositeExplicitAutograd")
+register_fakes(_KERNELS)  # compiled autograd traces the backward; the references compute fake tensors too
