@@ -24,10 +24,9 @@ from addnorm import ResidualStack, Wiring, wirings
 from addnorm._util.numbers import format_number
 from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, Row, grid
-from addnorm.bench.harness import Benchmark
+from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.jobs import eager, ours
 from addnorm.bench.pages import headline, markdown
-from addnorm.bench.script import main
 from addnorm.lab import Protocol, compare, python_docs
 from addnorm.lab.results import Group
 from addnorm.lab.streams import StreamsRecorder

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from addnorm import lab
 from addnorm.bench.case import Case, Document, Results
-from addnorm.bench.harness import Benchmark
-from addnorm.bench.script import main
+from addnorm.bench.harness import Benchmark, main
 
 COMPARED = ("post_ln", "pre_ln")
 

@@ -18,13 +18,11 @@ from torch import Tensor
 
 from addnorm import set_compile_mode
 from addnorm.bench import jobs, timing
-from addnorm.bench.case import Case, Document, Results, Rows, grid, has
+from addnorm.bench.case import Case, Document, Number, Results, Rows, Target, grid, has, ratio
 from addnorm.bench.gpu.benchmark import device
-from addnorm.bench.harness import Benchmark
+from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.jobs import DTYPES, NORMS, Call, Set
 from addnorm.bench.pages import digits, headline, markdown, quotient
-from addnorm.bench.script import main
-from addnorm.bench.targets import Number, Target, ratio
 from addnorm.ops import compile_mode
 from addnorm.ops.compile_mode import Mode
 

@@ -12,11 +12,11 @@ from functools import partial
 from addnorm._util.numbers import format_number
 from addnorm.bench.case import Document, Rows, by_case, has
 from addnorm.bench.exactness import COLUMNS as ERRORS
+from addnorm.bench.harness import main
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
 from addnorm.bench.operation import BENCHMARK as OPERATION
 from addnorm.bench.operation import PLAIN, TIMED
 from addnorm.bench.pages import digits, headline, markdown, merge, quotient
-from addnorm.bench.script import main
 from addnorm.bench.terminal import text
 
 TRAINING = ("forward_backward", "dropout", "everything")

@@ -20,11 +20,9 @@ from torch import Tensor, nn
 from addnorm import fuse
 from addnorm._util.numbers import format_percent
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Rows, grid, has
-from addnorm.bench.harness import Benchmark
+from addnorm.bench.case import Case, Document, Results, Rows, Target, grid, has, ratio
+from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, headline, markdown, missed, quotient
-from addnorm.bench.script import main
-from addnorm.bench.targets import Target, ratio
 from addnorm.fusion.benchmark import saved_bytes
 from addnorm.fusion.result import Fusion
 

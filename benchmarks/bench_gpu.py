@@ -9,7 +9,7 @@ README.md in this folder has the protocol.
 """
 
 from addnorm.bench.gpu import BENCHMARK
-from addnorm.bench.script import main
+from addnorm.bench.harness import main
 
 if __name__ == "__main__":
     raise SystemExit(main(BENCHMARK))

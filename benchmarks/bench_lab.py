@@ -23,11 +23,9 @@ from torch import nn
 
 from addnorm import wirings
 from addnorm._util.timing import interleave
-from addnorm.bench.case import Case, Document, Results, Row, Rows, grid
-from addnorm.bench.harness import Benchmark
+from addnorm.bench.case import Case, Document, Results, Row, Rows, Target, grid, ratio
+from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, headline, markdown, missed, quotient
-from addnorm.bench.script import main
-from addnorm.bench.targets import Target, ratio
 from addnorm.bench.timing import spread
 from addnorm.lab.data import Text, python_docs
 from addnorm.lab.models import CharLM

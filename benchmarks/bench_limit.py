@@ -21,13 +21,11 @@ import torch
 from torch import Tensor
 
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, grid, has
-from addnorm.bench.harness import Benchmark
+from addnorm.bench.case import Case, Document, Results, Target, grid, has, ratio, value
+from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.jobs import EPS, NORMS, inputs
 from addnorm.bench.operation import DTYPES, FIFTEEN_TENSORS, SHAPES, variants
 from addnorm.bench.pages import digits, headline, interval, markdown, merge, quotient
-from addnorm.bench.script import main
-from addnorm.bench.targets import Target, ratio, value
 from addnorm.functional import FUNCTIONS
 
 JOBS = {"y": "y alone", "stream": "y and the stream"}

@@ -24,9 +24,8 @@ from stacks import JOBS, LAYERS, Plain, encoder
 
 from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, Rows, grid
-from addnorm.bench.harness import Benchmark
+from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, headline, markdown, merge, quotient
-from addnorm.bench.script import main
 
 SECONDS = 60.0  # of all rounds of a case
 MODELS = {"addnorm": "addnorm.nn.Encoder", "plain": "plain PyTorch"}

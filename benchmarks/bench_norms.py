@@ -20,9 +20,8 @@ from torch import Tensor
 from addnorm import wirings
 from addnorm._util.numbers import format_number
 from addnorm.bench.case import Case, Document, Results, Row, grid
-from addnorm.bench.harness import Benchmark
+from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import markdown, sources
-from addnorm.bench.script import main
 from addnorm.lab import Run, Text, measure, python_docs
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, one_thread

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 from addnorm import nn as addnorm_nn
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Rows, grid, has
-from addnorm.bench.harness import Benchmark
+from addnorm.bench.case import Case, Document, Results, Rows, Target, grid, has, ratio
+from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, interval, markdown, merge, quotient, targets_section
-from addnorm.bench.script import main
-from addnorm.bench.targets import Target, ratio
 from addnorm.fusion.benchmark import saved_bytes
 
 SECONDS = 8.0  # of all rounds of a case

@@ -20,11 +20,9 @@ import torch
 from addnorm import decompose, inspect, record
 from addnorm._util.numbers import format_number
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Rows, grid
-from addnorm.bench.harness import Benchmark
+from addnorm.bench.case import Case, Document, Results, Rows, Target, grid, ratio, value
+from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import headline, markdown, missed, quotient
-from addnorm.bench.script import main
-from addnorm.bench.targets import Target, ratio, value
 from addnorm.nn import Encoder
 
 RECORDED = ("recorded", "without gradients")

@@ -18,11 +18,9 @@ from torch import nn
 
 import addnorm
 from addnorm.bench import proofs, timing
-from addnorm.bench.case import Case, Document, Results, by_case, grid, has
-from addnorm.bench.harness import Benchmark
+from addnorm.bench.case import Case, Document, Results, Target, by_case, grid, has, ratio
+from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, markdown, quotient, targets_section
-from addnorm.bench.script import main
-from addnorm.bench.targets import Target, ratio
 from addnorm.nn.connection import FIRST
 from addnorm.wirings.coefficients import ManifoldConnection
 

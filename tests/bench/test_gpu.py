@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from addnorm.bench import jobs, proofs
 from addnorm.bench.case import Case
-from addnorm.bench.gpu import benchmark, clock, plan, variants
+from addnorm.bench.gpu import benchmark, plan, variants
 from addnorm.bench.gpu.plan import LARGE
 from addnorm.bench.jobs import JOBS, tensor_bytes
 from support.pairwise import product
@@ -209,17 +209,17 @@ def test_timed_call_runs_the_job(monkeypatch, job, forwards):
 def test_clocks_are_tritons_and_the_wall_clock(monkeypatch):
     calls = []
     monkeypatch.setattr("triton.testing.do_bench", lambda call, *_, return_mode: call() or 3.0)
-    on_device = clock.sample("cuda", lambda: calls.append(time.sleep(1e-4)))
+    on_device = benchmark.sample("cuda", lambda: calls.append(time.sleep(1e-4)))
     assert on_device.device == 3e-3
     assert 1e-4 <= on_device.call < 3e-3
-    assert len(calls) > clock.REPEATS
-    on_cpu = clock.sample("cpu", lambda: time.sleep(1e-4))
+    assert len(calls) > benchmark.REPEATS
+    on_cpu = benchmark.sample("cpu", lambda: time.sleep(1e-4))
     assert on_cpu.device == on_cpu.call >= 1e-4
-    row = clock.times([clock.Sample(device, 2 * device) for device in (1e-6, 3e-6, 2e-6)])
+    row = benchmark.times([benchmark.Sample(device, 2 * device) for device in (1e-6, 3e-6, 2e-6)])
     assert (row["median_us"], row["q1_us"], row["call_us"]) == pytest.approx((2.0, 1.5, 4.0))
 
 
 def test_copy_bandwidth_counts_reads_and_writes(monkeypatch):
-    monkeypatch.setattr(clock, "sample", lambda device, call: clock.Sample(0.01, 0.01))
-    monkeypatch.setitem(clock.COPY_BYTES, "cpu", 1000)
-    assert clock.copy_rates("cpu") == {"memcpy": 2e5, "kernel": 2e5}
+    monkeypatch.setattr(benchmark, "sample", lambda device, call: benchmark.Sample(0.01, 0.01))
+    monkeypatch.setitem(benchmark.COPY_BYTES, "cpu", 1000)
+    assert benchmark.copy_rates("cpu") == {"memcpy": 2e5, "kernel": 2e5}

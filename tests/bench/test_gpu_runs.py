@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from addnorm import Backend
-from addnorm.bench import harness, jobs, script, timing
+from addnorm.bench import harness, jobs, timing
 from addnorm.bench.case import Case, by_case
-from addnorm.bench.gpu import BENCHMARK, benchmark, clock, plan, summary, variants
+from addnorm.bench.gpu import BENCHMARK, benchmark, plan, variants
 from addnorm.bench.gpu.plan import FIELDS
 from addnorm.bench.jobs import title
 from support.loading import ROOT
@@ -62,7 +62,7 @@ def test_document_has_a_row_for_each_variant_and_case():
     for row in document["errors"]:
         assert all(row[name] <= limit for name, limit in row["limits"].items() if name in row)
     json.dumps(document, allow_nan=False)
-    assert "which is no GPU" in summary.report(document)
+    assert "which is no GPU" in benchmark.report(document)
 
 
 FAILURES = {
@@ -80,7 +80,7 @@ def test_failing_variant_is_reported_and_not_timed(monkeypatch, kind):
     (failure,) = document["failures"]
     assert failure["variant"] == "eager"
     assert failure["error"].startswith(error)
-    assert f"| eager | RMSNorm: forward, y alone, 4 x 16 float32 | {failure['error']} |" in summary.report(document)
+    assert f"| eager | RMSNorm: forward, y alone, 4 x 16 float32 | {failure['error']} |" in benchmark.report(document)
     json.dumps(document, allow_nan=False)
 
 
@@ -120,7 +120,7 @@ def test_budget_ends_a_run_as_complete(monkeypatch, durations, budget, measured)
 
 def test_lost_device_raises_and_keeps_earlier_cases(monkeypatch, tmp_path):
     rates = iter([{"kernel": 1.0}])  # the copy of the second case raises
-    monkeypatch.setattr(clock, "copy_rates", lambda device: next(rates))
+    monkeypatch.setattr(benchmark, "copy_rates", lambda device: next(rates))
     with pytest.raises(StopIteration):
         run(PLAN[:2], path=tmp_path / "gpu.json")
     assert len(harness.read(tmp_path / "gpu.partial.json")["cells"]) == 1
@@ -202,7 +202,7 @@ def test_section_has_device_targets_and_a_line_a_case():
         "cells": [vars(LARGE_CASE)] * 3, "left": [vars(WIDE)],
         **judge(rows, [SMALL.row(variant="quack", error="RuntimeError: a | b\n  c")]),
     }  # fmt: skip
-    text = summary.section(document)
+    text = benchmark.section(document)
     assert text.startswith(
         "Some GPU, 132 multiprocessors, CUDA 13.0, driver 580.1, triton 3.6.0; copies at 4,000 GB/s; Some CPU, AVX2; "
         "torch 2.11.0, Python 3.11.7, addnorm 0.1.0, commit 0123456789; 2026-01-01; load 0.5 before it began.\n"
@@ -222,7 +222,7 @@ def test_section_has_device_targets_and_a_line_a_case():
         assert words in text
     assert text.endswith("3 of 4 cases were measured (the time budget was used up).")
     with pytest.raises(ValueError, match=r"the document is of Some CPU, expected one of a GPU: run python benchmarks"):
-        summary.section(document | {"device": {"type": "cpu", "name": "Some CPU"}})
+        benchmark.section(document | {"device": {"type": "cpu", "name": "Some CPU"}})
 
 
 def test_script_lists_cases_and_needs_only_torch():
@@ -252,10 +252,10 @@ def test_script_refuses_wrong_arguments_and_measures_parts_elsewhere(
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
-    monkeypatch.setattr(script.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(harness.tempfile, "gettempdir", lambda: str(tmp_path))
     files = {"RESULTS": str(tmp_path / "gpu.json"), "TRIAL": str(tmp_path / "trial.json")}
     try:
-        ended = script.main(BENCHMARK, [files.get(word, word) for word in words], tmp_path)
+        ended = harness.main(BENCHMARK, [files.get(word, word) for word in words], tmp_path)
     except SystemExit as end:
         ended = end.code
     output = "".join(capsys.readouterr())

@@ -10,10 +10,9 @@ from statistics import geometric_mean
 import pytest
 import torch
 
-from addnorm.bench import environment, harness, pages, script, timing
-from addnorm.bench.case import Case, Stop, grid
+from addnorm.bench import environment, harness, pages, timing
+from addnorm.bench.case import Case, Stop, Target, grid, has, ratio, value
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.targets import Target, has, ratio, value
 
 CASES = grid(rows=(1, 2, 3), job=("forward",))
 COMMIT = {"commit": "a" * 40, "dirty": False}
@@ -260,7 +259,7 @@ def call(monkeypatch, tmp_path, capsys):
 
     def run(*words, **changes):
         try:
-            code = script.main(dataclasses.replace(BENCHMARK, **changes), words, tmp_path)
+            code = harness.main(dataclasses.replace(BENCHMARK, **changes), words, tmp_path)
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()

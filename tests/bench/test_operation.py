@@ -14,10 +14,9 @@ from rich.console import Console
 from addnorm import bench
 from addnorm._util import jsonio
 from addnorm.bench import exactness, jobs, onnx_peer, operation, timing
-from addnorm.bench.case import Case, by_case
+from addnorm.bench.case import Case, Target, by_case
 from addnorm.bench.jobs import JOBS
 from addnorm.bench.operation import DTYPES, FIELDS, TIMED
-from addnorm.bench.targets import Target
 from addnorm_cli.group import addnorm as main
 from support.pairwise import pairwise, product
 from support.wrong_gradient import spoil

@@ -1,7 +1,7 @@
 """Benchmark of this library against PyTorch on the user's machine: `addnorm bench` on a CPU, `addnorm.bench.gpu` on a GPU.
 
-- `case`, `harness`, `script`: the parts that all benchmarks share, also those in `benchmarks/`: cases as data, the run, the
-  document, the command line; `targets`, `pages`: numbers beside their targets, and as tables
+- `case`, `harness`: the parts that all benchmarks share, also those in `benchmarks/`: cases and targets as data, the run, the
+  document, the command line; `pages`: numbers beside their targets, and as tables
 - `timing`: the stopwatch; `environment`: the machine, the versions, the commit
 - `jobs`: the operation's jobs in eager PyTorch and in addnorm; `onnx_peer`: the same in onnxruntime; `proofs`: errors against
   float64; `exactness`: errors, saved bytes, and other facts that do not depend on the machine

@@ -1,11 +1,16 @@
-"""Cases of a benchmark as data, and the rows of the results: dicts with a case's values and the numbers of one variant."""
+"""Cases of a benchmark as data, the rows of the results, and the targets of their numbers.
+
+A row is a dict with a case's values and the numbers of one variant. A target is a statistic of the measured cases, and the bound
+that it must meet.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 Rows = Mapping[str, Row]  # of a case, by variant
@@ -13,6 +18,10 @@ Results = dict[str, list[Row]]  # rows by part of the document
 Document = dict[str, Any]
 Progress = Callable[[str], object]
 Selection = Mapping[str, Sequence[Any]]
+Number = Callable[[Rows], float | None]
+COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge, "<=": operator.le, "<": operator.lt, "==": operator.eq,
+}  # fmt: skip
 
 
 class Case(SimpleNamespace):
@@ -86,3 +95,75 @@ def by_case(rows: Iterable[Row], fields: Iterable[str]) -> dict[Case, dict[str, 
     for row in rows:
         results.setdefault(Case.of(row, fields), {})[row.get("variant", "")] = row
     return results
+
+
+class Target(NamedTuple):
+    """Number of a benchmark, and the bound that it must meet.
+
+    Attributes:
+        name: name of the number.
+        compare: ">=", "<=", "<" or "==".
+        bound: the bound; None where the number is only reported.
+        number: function of a case's result rows; it returns None if a row that it needs is missing.
+        statistic: function of the numbers of all cases. None: each case has its own row, with its title in place of `{}` in the
+            name.
+        where: function that tells whether a case counts.
+        by: fields of a case: each combination of their values has its own row.
+        labels: further columns of the row.
+        why: why the bound is this number: the bytes that must move, or what the peer does.
+    """
+
+    name: str
+    compare: str = ">="
+    bound: float | None = None
+    number: Number = lambda rows: None
+    statistic: Callable[[list[float]], float] | None = min
+    where: Callable[[Case], bool] = lambda case: True
+    by: tuple[str, ...] = ()
+    labels: Mapping[str, Any] = {}
+    why: str = ""
+
+    def met(self, value: float | None) -> bool | None:
+        """Return whether a number meets the target, or None without a number or without a bound."""
+        return None if value is None or self.bound is None else COMPARE[self.compare](value, self.bound)
+
+    def row(self, value: float | None, **more: Any) -> Row:
+        """Return a summary row: the number beside its target.
+
+        Example:
+            >>> from addnorm.bench.case import Target
+            >>> Target("lowest", ">=", 0.95).row(0.9, cells=3)
+            {'name': 'lowest', 'cells': 3, 'value': 0.9, 'compare': '>=', 'target': 0.95, 'met': False}
+        """
+        return {
+            "name": self.name, **self.labels, **more, "value": value, "compare": self.compare, "target": self.bound,
+            "met": self.met(value), **({"why": self.why} if self.why and self.bound is not None else {}),
+        }  # fmt: skip
+
+    def rows(self, cases: Mapping[Case, Rows], title: Callable[[Case], str]) -> Iterator[Row]:
+        """Yield the summary rows of this target. A target without a bound has no row if no case counts."""
+        for group in dict.fromkeys(Case.of(vars(case), self.by) for case in cases) if self.by else [Case()]:
+            numbers = {
+                case: number for case, rows in cases.items()
+                if has(**vars(group))(case) and self.where(case) and (number := self.number(rows)) is not None
+            }  # fmt: skip
+            if self.statistic is None:
+                for case, number in numbers.items():
+                    yield self._replace(name=self.name.replace("{}", title(case))).row(number, cells=1)
+            elif numbers or self.bound is not None:
+                more: Row = {**vars(group), "cells": len(numbers)}
+                if self.bound is not None:
+                    worst = min if self.compare == ">=" else max
+                    more["cells_met"] = sum(map(bool, map(self.met, numbers.values())))
+                    more["worst"] = title(worst(numbers, key=numbers.__getitem__)) if numbers else None
+                yield self.row(self.statistic([*numbers.values()]) if numbers else None, **more)
+
+
+def ratio(ours: str, theirs: str, key: str = "median_us") -> Number:
+    """Return a function of a case's result rows: the time of `theirs` divided by that of `ours`. Above 1 `ours` is faster."""
+    return lambda rows: rows[theirs][key] / rows[ours][key] if {ours, theirs} <= rows.keys() else None
+
+
+def value(variant: str, key: str) -> Number:
+    """Return a function of a case's result rows: the value of `variant` in column `key`."""
+    return lambda rows: rows[variant].get(key) if variant in rows else None

@@ -18,6 +18,7 @@ from addnorm.ops import backends, cpu
 
 CACHE_DIRECTORY = Path("/sys/devices/system/cpu/cpu0/cache")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+MAX_OTHERS = 0.5  # cores that other processes may use during a run whose times are published
 ASSUMED_CACHE = 32 * 1024**2  # bytes of the last cache where the system does not report it
 
 

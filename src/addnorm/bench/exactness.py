@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.bench import proofs
-from addnorm.bench.case import Case, Row
+from addnorm.bench.case import Case, Row, Target
 from addnorm.bench.jobs import DROPOUT, DTYPES, Call, eager, inputs, ours
-from addnorm.bench.targets import Target
 from addnorm.functional import add_rms_norm
 from addnorm.fusion.benchmark import saved_bytes
 from addnorm.reference import Casting, Norm

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from addnorm.bench import environment, exactness, harness, onnx_peer, timing
-from addnorm.bench.case import Case, Document, Results, Row, by_case, grid, has, select
+from addnorm.bench.case import Case, Document, Results, Row, Target, by_case, grid, has, ratio, select
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import (
     FIELDS,
@@ -32,7 +32,6 @@ from addnorm.bench.jobs import (
     timed,
     title,
 )
-from addnorm.bench.targets import Target, ratio
 from addnorm.reference import Norm
 
 if TYPE_CHECKING:

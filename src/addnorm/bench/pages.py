@@ -12,7 +12,7 @@ from addnorm._util.blocks import Column, Span, Table
 from addnorm._util.numbers import format_number, format_percent
 from addnorm._util.render import to_markdown
 from addnorm.bench.case import Document, Row, Rows
-from addnorm.bench.harness import MAX_OTHERS
+from addnorm.bench.environment import MAX_OTHERS
 from addnorm.bench.jobs import NORMS
 
 Line = Mapping[str, Span]
