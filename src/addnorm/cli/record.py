@@ -19,7 +19,17 @@ from addnorm._util.files import atomic_path, check_writable
 from addnorm._util.numbers import format_count
 from addnorm._util.optional import require
 from addnorm._util.render import print_blocks
-from addnorm.cli._model import ModelOptions, check_proof, find_streams, load_model, mask_name, model_facts, with_model
+from addnorm.cli._model import (
+    ModelOptions,
+    ProbeLoss,
+    check_proof,
+    find_streams,
+    load_model,
+    mask_name,
+    model_facts,
+    run_step,
+    with_model,
+)
 from addnorm.cli._output import (
     ArgumentError,
     argument_errors,
@@ -31,7 +41,6 @@ from addnorm.cli._output import (
     stdout,
     working,
 )
-from addnorm.cli._training_step import ProbeLoss, run_step
 from addnorm.stream.decomposition import tabulate_shares
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.models.inputs import format_inputs, random_inputs, read_texts
