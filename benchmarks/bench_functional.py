@@ -15,9 +15,8 @@ from addnorm.bench.exactness import COLUMNS as ERRORS
 from addnorm.bench.harness import main
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
 from addnorm.bench.operation import BENCHMARK as OPERATION
-from addnorm.bench.operation import PLAIN, TIMED
+from addnorm.bench.operation import PLAIN, TIMED, text
 from addnorm.bench.pages import digits, headline, markdown, merge, quotient
-from addnorm.bench.terminal import text
 
 TRAINING = ("forward_backward", "dropout", "everything")
 INFERENCE = ("forward", "reuse", "forward_stream", "in_place")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from addnorm import Row, Wiring, wirings
-from addnorm.lab import published_numbers
+from addnorm.lab import published
 from addnorm.lab.published import PUBLISHED, PublishedResult, check_published
 from addnorm.lab.run import wiring_label
 from addnorm.lab.streams import token_similarity
@@ -293,9 +293,7 @@ def test_published_result_fails_on_planted_deviation(name, plant):
 def test_every_published_result_has_a_planted_deviation(monkeypatch):
     planted = {statement.name for statement in PUBLISHED for name, _ in PLANTED if statement.name.startswith(name)}
     assert {statement.name for statement in PUBLISHED} - planted == {CONSTANTS}
-    monkeypatch.setattr(
-        published_numbers, "deepnorm_constants", lambda kind, n: ((2 * n) ** (1 / 4), (8 * n) ** (1 / 4))
-    )
+    monkeypatch.setattr(published, "deepnorm_constants", lambda kind, n: ((2 * n) ** (1 / 4), (8 * n) ** (1 / 4)))
     assert check([], CONSTANTS).holds is False
 
 

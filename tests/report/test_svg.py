@@ -1,4 +1,4 @@
-"""Tests of `addnorm.report.svg` and `addnorm.report.figure`: places of the numbers, the page's colours, contrast."""
+"""Tests of `addnorm.report.svg` and `addnorm.report.page`: places of the numbers, the page's colours, contrast."""
 
 import base64
 import math

@@ -5,15 +5,14 @@
 - `timing`: the stopwatch; `environment`: the machine, the versions, the commit
 - `jobs`: the operation's jobs in eager PyTorch and in addnorm; `onnx_peer`: the same in onnxruntime; `proofs`: errors against
   float64; `exactness`: errors, saved bytes, and other facts that do not depend on the machine
-- `operation`: the benchmark on a CPU; `terminal`: its document in a terminal
+- `operation`: the benchmark on a CPU, and its document in a terminal
 
 `run` returns a document, the results as JSON types; `write` saves the document, and `show` prints it.
 """
 
 from addnorm.bench.harness import failed_proofs, partial_path, write
 from addnorm.bench.jobs import JOBS, NORMS
-from addnorm.bench.operation import DTYPES, PLAIN, matrix, run, whole
-from addnorm.bench.terminal import console, show, warn_if_busy
+from addnorm.bench.operation import DTYPES, PLAIN, console, matrix, run, show, warn_if_busy, whole
 from addnorm.bench.timing import ROUNDS
 
 __all__ = [

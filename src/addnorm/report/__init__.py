@@ -8,7 +8,6 @@
 
 from addnorm._util.blocks import Finding, Table, TableRow
 from addnorm.report.comparison import build_comparison_page
-from addnorm.report.figure import draw_figure
 from addnorm.report.model import build_model_page, versions
 from addnorm.report.page import (
     Facts,
@@ -18,6 +17,7 @@ from addnorm.report.page import (
     Page,
     Section,
     check_path,
+    draw_figure,
     render,
     write,
 )

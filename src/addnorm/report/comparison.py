@@ -18,9 +18,8 @@ from addnorm.lab.comparison import Comparison
 from addnorm.lab.published import PublishedResult
 from addnorm.lab.verdict import join_words, summarize_stack
 from addnorm.report import comparison_charts as charts
-from addnorm.report.figure import figure_of
 from addnorm.report.model import versions
-from addnorm.report.page import Block, Facts, Figure, Findings, Page, Section
+from addnorm.report.page import Block, Facts, Figure, Findings, Page, Section, figure_of
 from addnorm.wirings.factors import format_factor
 
 TOP = (
