@@ -6,11 +6,11 @@ differences, at 5% for all differences of a sentence, with fewer by a margin tha
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from addnorm._util.blocks import VERDICTS, Finding
 from addnorm._util.numbers import format_count, format_number
@@ -156,118 +156,119 @@ def _edges(results: Results) -> Iterator[Finding]:
         yield _note("grid", claim)
 
 
-def _by_wiring(
-    results: Results, topic: str, criterion: str, measure: Callable[[Arm], tuple[str, Any] | None],
-    claim: Callable[[int, list[str], dict[str, Any]], str],
-) -> Iterator[Finding]:  # fmt: skip
-    """Yield a finding for each depth.
+class _WiringRule(NamedTuple):
+    """Rule whose finding at each depth states numbers of every wiring.
 
-    Args:
-        results: the comparison.
+    Attributes:
         topic, criterion: those of the findings.
+        claim: the sentence, with `{n}` or `{layers}` for the number of layers, `{texts}` for the wirings with their texts, and
+            `{note}`.
         measure: function of a wiring at a depth that returns a text and numbers, or None to skip the wiring.
-        claim: function of the number of layers, the texts, each after its wiring's name, and the numbers by wiring. It returns
-            the claim, or an empty text for no finding.
+        separator: text between two wirings.
+        note: function of the numbers by wiring that returns an addition to the sentence, or None for no finding.
     """
-    for n, arms in results.by_depth.items():
-        measured = {arm.wiring: one for arm in arms if (one := measure(arm)) is not None}
-        texts = [f"{name} {text}" for name, (text, _) in measured.items()]
+
+    topic: str
+    criterion: str
+    claim: str
+    measure: Callable[[Arm], tuple[str, Any] | None]
+    separator: str = ", "
+    note: Callable[[Numbers], str | None] = lambda numbers: ""
+
+
+def _by_wiring(results: Results) -> Iterator[Finding]:
+    """Yield the findings of `WIRING_RULES`, for each rule by depth."""
+    for rule, (n, arms) in itertools.product(WIRING_RULES, results.by_depth.items()):
+        measured = {arm.wiring: one for arm in arms if (one := rule.measure(arm)) is not None}
+        texts = rule.separator.join(f"{name} {text}" for name, (text, _) in measured.items())
         numbers = {name: one for name, (_, one) in measured.items()}
-        if measured and (sentence := claim(n, texts, numbers)):
-            yield _note(topic, sentence, criterion, numbers)
+        if measured and (note := rule.note(numbers)) is not None:
+            claim = rule.claim.format(n=n, layers=format_count(n, "layer"), texts=texts, note=note)
+            yield _note(rule.topic, claim, rule.criterion, numbers)
 
 
-def _gradients(results: Results) -> Iterator[Finding]:
-    """Yield the ratio of the gradients at x_0 and at x_L, before and after training."""
-
-    def measure(arm: Arm) -> tuple[str, Numbers] | None:
-        group = arm.best_with(False) or arm.best
-        start = group.mean(lambda run: gradient_ratio(_first_step(run)))
-        end = group.mean(lambda run: gradient_ratio(run.get("after")))
-        after = "" if math.isnan(end) else f" and {_ratio(end)} after"
-        numbers = {"before": start, "after": end, "warm_up": group.warm_up}
-        return None if math.isnan(start) else (f"{_ratio(start)} before training{after}", numbers)
-
-    def claim(n: int, texts: list[str], numbers: Numbers) -> str:
-        note = "" if any(ratios["warm_up"] for ratios in numbers.values()) else " (without warm-up)"
-        return (
-            f"The gradient at x_0 divided by the gradient at x_L, {format_count(n, 'layer')}: {', '.join(texts)}{note}."
-        )
-
-    return _by_wiring(results, "gradient", "mean norm of a token's gradient, mean over the seeds", measure, claim)
+def _gradients(arm: Arm) -> tuple[str, Numbers] | None:
+    """Return the ratio of the gradients at x_0 and at x_L, before and after training."""
+    group = arm.best_with(False) or arm.best
+    start = group.mean(lambda run: gradient_ratio(_first_step(run)))
+    end = group.mean(lambda run: gradient_ratio(run.get("after")))
+    after = "" if math.isnan(end) else f" and {_ratio(end)} after"
+    numbers = {"before": start, "after": end, "warm_up": group.warm_up}
+    return None if math.isnan(start) else (f"{_ratio(start)} before training{after}", numbers)
 
 
-def _shares(results: Results) -> Iterator[Finding]:
-    """Yield the shares of x_0 and of the last write in the final stream."""
-
-    def measure(arm: Arm) -> tuple[str, Numbers] | None:
-        x_0 = arm.best.mean(lambda run: share_of(run.get("after"), 0))
-        last = arm.best.mean(lambda run: share_of(run.get("after"), -1))
-        if not (math.isfinite(x_0) and math.isfinite(last)):
-            return None
-        return f"{_percent(x_0)} is from x_0 and {_percent(last)} from the last write", {"x_0": x_0, "last": last}
-
-    return _by_wiring(
-        results, "memory", "shares <c, x> / |x|^2, which sum to one", measure,
-        lambda n, texts, _: f"Of the stream after {n} trained layers, {', '.join(f'in {text}' for text in texts)}.",
-    )  # fmt: skip
+def _shares(arm: Arm) -> tuple[str, Numbers] | None:
+    """Return the shares of x_0 and of the last write in the final stream."""
+    x_0 = arm.best.mean(lambda run: share_of(run.get("after"), 0))
+    last = arm.best.mean(lambda run: share_of(run.get("after"), -1))
+    if not (math.isfinite(x_0) and math.isfinite(last)):
+        return None
+    return f"{_percent(x_0)} is from x_0 and {_percent(last)} from the last write", {"x_0": x_0, "last": last}
 
 
-def _ablations(results: Results) -> Iterator[Finding]:
-    """Yield for each wiring the median and the largest change of the loss without one sublayer."""
-
-    def measure(arm: Arm) -> tuple[str, Numbers] | None:
-        rises = [one["rise"] for run in arm.best.runs for one in run.get("ablation", ()) if math.isfinite(one["rise"])]
-        if not rises:
-            return None
-        median, largest = statistics.median(rises), max(rises)
-        return f"median {_signed(median)}, largest {_signed(largest)}", {"median": median, "largest": largest}
-
-    return _by_wiring(
-        results, "ablation", "the write of each sublayer is removed in turn", measure,
-        lambda n, texts, _: f"Change of the loss without one sublayer, {n} trained layers, in nats: {'; '.join(texts)}.",
-    )  # fmt: skip
+def _ablations(arm: Arm) -> tuple[str, Numbers] | None:
+    """Return the median and the largest change of the loss without one sublayer."""
+    rises = [one["rise"] for run in arm.best.runs for one in run.get("ablation", ()) if math.isfinite(one["rise"])]
+    if not rises:
+        return None
+    median, largest = statistics.median(rises), max(rises)
+    return f"median {_signed(median)}, largest {_signed(largest)}", {"median": median, "largest": largest}
 
 
-def _costs(results: Results) -> Iterator[Finding]:
-    """Yield the cost of each residual wiring, if their memory traffic differs."""
-
-    def measure(arm: Arm) -> tuple[str, Numbers] | None:
-        cost = arm.best.runs[0].get("cost")
-        text = "{parameters:,} parameters, {flops:,} FLOPs and {bytes:,} bytes a token"
-        return (text.format(**cost, bytes=4 * cost["elements"]), cost) if cost else None
-
-    def claim(n: int, texts: list[str], numbers: Numbers) -> str:
-        if len({cost["elements"] for cost in numbers.values()}) == 1:
-            return ""
-        return f"Cost of the residual wiring without the sublayers, {format_count(n, 'layer')}: {'; '.join(texts)}."
-
-    criterion = "counted, not timed; bytes in float32, the fewest that must move"
-    return _by_wiring(results, "cost", criterion, measure, claim)
+def _costs(arm: Arm) -> tuple[str, Numbers] | None:
+    """Return the cost of the residual wiring."""
+    cost = arm.best.runs[0].get("cost")
+    text = "{parameters:,} parameters, {flops:,} FLOPs and {bytes:,} bytes a token"
+    return (text.format(**cost, bytes=4 * cost["elements"]), cost) if cost else None
 
 
-def _streams(results: Results) -> Iterator[Finding]:
-    """Yield the gains of the products of trained mixing matrices, and the factor with which x_0 reaches the last read."""
+def _streams(of: Callable[[Numbers], float | None]) -> Callable[[Arm], tuple[str, float] | None]:
+    """Return the function that returns the mean of a number of the trained coefficients over the runs."""
 
-    def measure(arm: Arm, of: Callable[[Numbers], float | None]) -> tuple[str, float] | None:
+    def measure(arm: Arm) -> tuple[str, float] | None:
         streams = [run["after"]["streams"] for run in arm.best.runs if "streams" in (run.get("after") or {})]
         values = [value for one in streams if (value := of(one["coefficients"])) is not None]
         return (_ratio(statistics.fmean(values)), statistics.fmean(values)) if values else None
 
-    def largest_gain(coefficients: Numbers) -> float | None:
-        gains = coefficients["gains"]
-        return None if gains is None else float(max(gains["forward"][-1], gains["backward"][0]))
+    return measure
 
-    what = "Largest gain of the streams' mixing from the first to the last sublayer"
-    yield from _by_wiring(
-        results, "gain", "1 is no amplification", partial(measure, of=largest_gain),
-        lambda n, texts, _: f"{what}, {n} trained layers: {', '.join(texts)}.",
-    )  # fmt: skip
-    yield from _by_wiring(
-        results, "direct path", "1 in pre-LN; coefficients as they were",
-        partial(measure, of=lambda coefficients: coefficients["direct_path"][0]),
-        lambda n, texts, _: f"Factor with which x_0 reaches the last read, {n} trained layers: {', '.join(texts)}.",
-    )  # fmt: skip
+
+def _largest_gain(coefficients: Numbers) -> float | None:
+    """Return the largest gain of the products of the mixing matrices."""
+    gains = coefficients["gains"]
+    return None if gains is None else float(max(gains["forward"][-1], gains["backward"][0]))
+
+
+WIRING_RULES = (
+    _WiringRule(
+        "gradient", "mean norm of a token's gradient, mean over the seeds",
+        "The gradient at x_0 divided by the gradient at x_L, {layers}: {texts}{note}.", _gradients,
+        note=lambda numbers: "" if any(ratios["warm_up"] for ratios in numbers.values()) else " (without warm-up)",
+    ),
+    _WiringRule(
+        "memory", "shares <c, x> / |x|^2, which sum to one", "Of the stream after {n} trained layers, in {texts}.", _shares,
+        ", in ",
+    ),
+    _WiringRule(
+        "ablation", "the write of each sublayer is removed in turn",
+        "Change of the loss without one sublayer, {n} trained layers, in nats: {texts}.", _ablations, "; ",
+    ),
+    _WiringRule(
+        "cost", "counted, not timed; bytes in float32, the fewest that must move",
+        "Cost of the residual wiring without the sublayers, {layers}: {texts}.", _costs, "; ",
+        lambda numbers: None if len({cost["elements"] for cost in numbers.values()}) == 1 else "",
+    ),
+    _WiringRule(
+        "gain", "1 is no amplification",
+        "Largest gain of the streams' mixing from the first to the last sublayer, {n} trained layers: {texts}.",
+        _streams(_largest_gain),
+    ),
+    _WiringRule(
+        "direct path", "1 in pre-LN; coefficients as they were",
+        "Factor with which x_0 reaches the last read, {n} trained layers: {texts}.",
+        _streams(lambda coefficients: coefficients["direct_path"][0]),
+    ),
+)  # fmt: skip
 
 
 def _untrained(results: Results) -> Iterator[Finding]:
@@ -312,7 +313,7 @@ def _published(results: Results) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Results], Iterator[Finding]], ...] = (
-    _scope, _ranks, _warm_ups, _failures, _edges, _gradients, _shares, _ablations, _costs, _streams, _untrained, _published,
+    _scope, _ranks, _warm_ups, _failures, _edges, _by_wiring, _untrained, _published,
 )  # fmt: skip
 
 

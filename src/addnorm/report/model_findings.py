@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from addnorm._util.blocks import Finding
 from addnorm._util.numbers import format_count, format_number, format_percent
@@ -14,6 +14,8 @@ from addnorm.stream.program.result import Program
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import RecordedSite
 
+# Function of a role and a statistic that returns the finite numbers of a stream, by depth.
+Finite = Callable[[str, str], list[tuple[RecordedSite, float]]]
 SMALL_WRITE = 1e-3  # of the stream's norm
 OPPOSING = -0.1  # cosine of a write that opposes the stream
 SIMILAR = 0.9  # cosine of two tokens that are nearly equal
@@ -90,8 +92,12 @@ def recording_findings(rec: Recording) -> list[Finding]:
 
 
 def _of_stream(rec: Recording, name: str | None) -> Iterator[Finding]:
-    for rule in (_growth, _largest_writes, _opposing_writes, _similarity, _massive, _backward, _absorbed, _memory):
-        for text in rule(rec, name):
+    def finite(role: str, statistic: str) -> list[tuple[RecordedSite, float]]:
+        return [(site, value) for site, value in rec.series(role, statistic, None, name) if math.isfinite(value)]
+
+    rules = (_growth, _largest_writes, _opposing_writes, _similarity, _massive, _backward, _absorbed)
+    for texts in (*(rule(finite) for rule in rules), _memory(rec, name)):
+        for text in texts:
             yield Finding(text if name is None else f"In the {name}: {text[0].lower()}{text[1:]}")
 
 
@@ -106,12 +112,8 @@ def _bad_numbers(rec: Recording) -> Iterator[Finding]:
         )
 
 
-def _finite(rec: Recording, role: str, statistic: str, stream: str | None) -> list[tuple[RecordedSite, float]]:
-    return [(site, value) for site, value in rec.series(role, statistic, None, stream) if math.isfinite(value)]
-
-
-def _growth(rec: Recording, stream: str | None) -> Iterator[str]:
-    values = [(s, v) for s, v in _finite(rec, "out", "rms", stream) if s.kind != "final"]
+def _growth(finite: Finite) -> Iterator[str]:
+    values = [(s, v) for s, v in finite("out", "rms") if s.kind != "final"]
     if len(values) > 1 and values[0][1] > 0:
         (first, start), (_, end) = values[0], values[-1]
         times = end / start
@@ -126,8 +128,8 @@ def _growth(rec: Recording, stream: str | None) -> Iterator[str]:
         yield f"The stream {how} from {_site_name(first)} to its end: root mean square {sizes}."
 
 
-def _largest_writes(rec: Recording, stream: str | None) -> Iterator[str]:
-    ratios = _finite(rec, "write", "ratio", stream)
+def _largest_writes(finite: Finite) -> Iterator[str]:
+    ratios = finite("write", "ratio")
     if len(ratios) == 1:
         ((only, ratio),) = ratios
         yield f"The write of {_site_name(only)} has {format_percent(ratio)} of the stream's norm."
@@ -144,8 +146,8 @@ def _largest_writes(rec: Recording, stream: str | None) -> Iterator[str]:
         yield f"{count} write less than {format_percent(SMALL_WRITE)} of the stream's norm: {names}."
 
 
-def _opposing_writes(rec: Recording, stream: str | None) -> Iterator[str]:
-    cosines = _finite(rec, "write", "cosine", stream)
+def _opposing_writes(finite: Finite) -> Iterator[str]:
+    cosines = finite("write", "cosine")
     opposing = [pair for pair in cosines if pair[1] < OPPOSING]
     if opposing:
         most, cosine = min(opposing, key=_value)
@@ -157,8 +159,8 @@ def _opposing_writes(rec: Recording, stream: str | None) -> Iterator[str]:
         yield f"{count} write against the stream, {how}."
 
 
-def _similarity(rec: Recording, stream: str | None) -> Iterator[str]:
-    values = _finite(rec, "out", "similarity", stream)
+def _similarity(finite: Finite) -> Iterator[str]:
+    values = finite("out", "similarity")
     if len(values) > 1:
         (first, start), (_, end) = values[0], values[-1]
         verdict = ": the tokens are nearly equal (rank collapse)" if end > SIMILAR else ""
@@ -167,9 +169,9 @@ def _similarity(rec: Recording, stream: str | None) -> Iterator[str]:
         yield f"The mean cosine of two tokens is {cosines}{verdict}."
 
 
-def _massive(rec: Recording, stream: str | None) -> Iterator[str]:
-    counts = _finite(rec, "out", "massive", stream)
-    tops = _finite(rec, "out", "top", stream)
+def _massive(finite: Finite) -> Iterator[str]:
+    counts = finite("out", "massive")
+    tops = finite("out", "top")
     positive = [(site, value) for site, value in counts if value > 0]
     if positive:
         (first, _), (most, count) = positive[0], max(positive, key=_value)
@@ -180,15 +182,15 @@ def _massive(rec: Recording, stream: str | None) -> Iterator[str]:
         yield f"There are no massive activations; the largest magnitude is {times} times the median, after {_site_name(site)}."
 
 
-def _backward(rec: Recording, stream: str | None) -> Iterator[str]:
-    values = _finite(rec, "grad", "l2", stream)
+def _backward(finite: Finite) -> Iterator[str]:
+    values = finite("grad", "l2")
     if len(values) > 1 and values[-1][1] > 0:
         (first, start), (_, end) = values[0], values[-1]
         times = start / end
         how = "as large as" if 0.9 < times < 1.1 else f"{format_number(times, 2)} times"
         begin = "at x_0" if first.kind == "start" else f"at the stream after {_site_name(first)}"
         yield f"The norm of the gradient {begin} is {how} that at the stream's end."
-    weights = [pair for pair in _finite(rec, "params", "grad_l2", stream) if pair[1] > 0]
+    weights = [pair for pair in finite("params", "grad_l2") if pair[1] > 0]
     if len(weights) > 1:
         (most, high), (least, low) = max(weights, key=_value), min(weights, key=_value)
         if high > UNEVEN * low:
@@ -196,8 +198,8 @@ def _backward(rec: Recording, stream: str | None) -> Iterator[str]:
             yield f"The gradients of the parameters differ: that of {_site_name(most)} is {uneven}."
 
 
-def _absorbed(rec: Recording, stream: str | None) -> Iterator[str]:
-    values = _finite(rec, "write", "unchanged", stream)
+def _absorbed(finite: Finite) -> Iterator[str]:
+    values = finite("write", "unchanged")
     if values:
         site, share = max(values, key=_value)
         if share > 0.01:
