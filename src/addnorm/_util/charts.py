@@ -20,6 +20,7 @@ LOOKS = {
     "hyper_connections": 3, "mhc": 2, "attention_residuals": 4, "rezero": 2, "peri_ln": 3,
 }  # fmt: skip
 NUM_LOOKS = 7
+STRIDES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 384, 768)  # between two numbers on an axis of depth
 LOG_RATIO = 10.0  # a larger ratio of largest to smallest value needs a logarithmic axis
 ROW = 18  # pixels: height of a map's row
 GAP = 2  # sublayers between two streams on an axis of depth
@@ -70,7 +71,8 @@ class Series(NamedTuple):
         points: x and y of each point. NaN and infinity are marked at the top of the panel.
         kinds: the kind of sublayer of each point, which selects the marker. Without kinds there are no markers.
         form: a line with its markers, dots alone, or bars.
-        colour, dash: numbers of the colour and of the dash; None is the number of the series.
+        colour, dash: numbers of the colour and of the dash. None is the number of the series, and the dash of the colour, which
+            changes each time that the colours repeat.
     """
 
     label: str

@@ -82,7 +82,15 @@ def train(
         training = Training(run, text)
         if checkpoint is not None:
             training.resume(checkpoint)
-        training.finish(checkpoint, seconds, on_step)
+        saved = time.monotonic()
+        with closing(training.each_step()) as steps:
+            for loss in steps:
+                if on_step is not None:
+                    on_step(training.step, loss)
+                if checkpoint is not None and time.monotonic() - saved >= seconds:
+                    with suppress(OSError, RuntimeError):  # a full disk must not end a run
+                        training.save(checkpoint)
+                    saved = time.monotonic()
         return training.result()
 
 
@@ -117,18 +125,6 @@ class Training:
     def diverged(self) -> bool:
         """Whether the last loss is not finite."""
         return bool(self.losses) and not math.isfinite(self.losses[-1])
-
-    def finish(self, checkpoint: Path | None = None, seconds: float = 5.0, on_step: OnStep | None = None) -> None:
-        """Take all remaining steps. Arguments as in `train`."""
-        saved = time.monotonic()
-        with closing(self.each_step()) as steps:
-            for loss in steps:
-                if on_step is not None:
-                    on_step(self.step, loss)
-                if checkpoint is not None and time.monotonic() - saved >= seconds:
-                    with suppress(OSError, RuntimeError):  # a full disk must not end a run
-                        self.save(checkpoint)
-                    saved = time.monotonic()
 
     def each_step(self) -> Generator[float, None, None]:
         """Take the remaining steps, one per iteration, and yield their losses. Closing the generator ends the recording."""

@@ -276,10 +276,7 @@ def _check_tables(checks: Sequence[PublishedResult]) -> list[Block]:
 def _init_names(comparison: Comparison) -> list[str]:
     """Return the wirings of untrained stacks, the compared ones first."""
     names = dict.fromkeys(row["wiring"] for row in comparison.at_init)
-    return [
-        *(name for name in comparison.compared if name in names),
-        *(name for name in names if name not in comparison.compared),
-    ]
+    return [*dict.fromkeys([*filter(names.__contains__, comparison.compared), *names])]
 
 
 def _settings(comparison: Comparison) -> dict[str, str]:

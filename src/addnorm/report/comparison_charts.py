@@ -77,7 +77,7 @@ def groups_by_warm_up(comparison: Comparison, n: int) -> list[Shown]:
         both = [arm.best_with(warm_up) for warm_up in (False, True)]
         groups = [group for group in both if group is not None]
         if len(groups) == 1:
-            shown.append(Shown(arm.wiring, groups[0], number, number + number // NUM_LOOKS))
+            shown.append(Shown(arm.wiring, groups[0], number))
         else:
             shown += [_with_warm_up(arm, group, number) for group in groups]
     return shown
@@ -91,7 +91,7 @@ def _with_warm_up(arm: Arm, group: Group, number: int) -> Shown:
 
 def best_groups(comparison: Comparison, n: int) -> list[Shown]:
     """Return for each wiring of n layers its best setting."""
-    return [Shown(arm.wiring, arm.best, k, k + k // NUM_LOOKS) for k, arm in _looks(comparison, n)]
+    return [Shown(arm.wiring, arm.best, k) for k, arm in _looks(comparison, n)]
 
 
 def _places(panels: Sequence[Panel]) -> list[float]:
@@ -313,10 +313,7 @@ def init_chart(title: str, caption: str, numbers: Mapping[str, Mapping[str, Poin
     panels = []
     for label, points in numbers.items():
         looks = zip(choose_looks([*points]), points.items(), strict=True)
-        series = [
-            Series(name, some, [""] * (x.log * len(some)), colour=k, dash=k + k // NUM_LOOKS)
-            for k, (name, some) in looks
-        ]
+        series = [Series(name, some, [""] * (x.log * len(some)), colour=k) for k, (name, some) in looks]
         panels.append(Panel(label, series, log=True if x.log else False if "cos" in label else None))
     names: dict[float, list[Cell]] = {place: [int(place) if x.log else f"{place:g}"] for place in _places(panels)}
     chart = Chart(title, caption, panels, x).with_table([x.label], names, title)

@@ -12,10 +12,9 @@ from html import escape
 from importlib import resources
 from typing import NamedTuple
 
-from addnorm._util.charts import Axis, Chart, Map, Panel, Scale, Series, format_tick
+from addnorm._util.charts import NUM_LOOKS, STRIDES, Axis, Chart, Map, Panel, Scale, Series, format_tick
 
 WIDE, NARROW = 1000, 372  # pixels
-COLOURS = 7
 DASHES = 4
 # Outlines of the markers around their point.
 ROUND = "m-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0z"
@@ -32,7 +31,6 @@ NAMED = {
 }
 CROSS, TRIANGLE = "m-3.5-3.5l7 7m0-7l-7 7", "m-4-6h8l-4 6z"
 MANY = 64  # points beyond which markers would cover the line
-STRIDES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 384, 768)  # between two numbers on an axis of depth
 CHAR = 7.0  # average width of a character
 ENTRY, NAME, TICKS, LABEL, BETWEEN = (
     22,
@@ -122,9 +120,9 @@ def _marks(points: Iterable[tuple[float, float]], shape: str) -> Iterator[str]:
 
 def _style_classes(series: Series, labels: Sequence[str]) -> str:
     """Return the CSS classes of a series' colour and dash. The dash changes each time that the colours repeat."""
-    k = labels.index(series.label)
-    colour, dash = (k if number is None else number for number in (series.colour, series.dash))
-    return f"s{colour % COLOURS + 1} d{(dash + dash // COLOURS * (series.dash is None)) % DASHES}"
+    colour = labels.index(series.label) if series.colour is None else series.colour
+    dash = colour + colour // NUM_LOOKS if series.dash is None else series.dash
+    return f"s{colour % NUM_LOOKS + 1} d{dash % DASHES}"
 
 
 def _draw_legend(chart: Chart, labels: Sequence[str], width: int) -> tuple[list[str], float]:

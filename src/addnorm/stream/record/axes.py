@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from addnorm._util.charts import Axis, Panel, Series, format_tick
+from addnorm._util.charts import STRIDES, Axis, Panel, Series, format_tick
 from addnorm._util.optional import require
 from addnorm.stream.record.schema import ENDS
 
@@ -28,7 +28,6 @@ FILLS = ("full", "none", "top", "left")
 MARKERS = {"start": ">", "attention": "o", "cross-attention": "D", "feed-forward": "s", "other": "^", "final": "*"}
 NAMES = {"other": "other sublayer"}
 GREY, ALARM = "#6B6B6B", "#B00020"
-STRIDES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 384, 768)  # of the numbers of sublayers on the x axis
 
 
 @dataclass
