@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import addnorm
-from addnorm.explorer.trace import list_presets
+from addnorm.explorer.page import list_presets
 from addnorm.trace import PRESETS, show, trace
 from support.trace_variants import SUBLAYER, VARIANTS, X, adversarial_cases
 

@@ -43,13 +43,17 @@ class Shown(NamedTuple):
         return Series(self.label, points, kinds, colour=self.colour, dash=self.dash)
 
     def mean(
-        self, points: Callable[[Numbers], Iterable[tuple[float, float | None]]], kinds: Mapping[float, str] | None
+        self,
+        points: Callable[[Numbers], Iterable[tuple[float, float | None]]],
+        sites: Sequence[Numbers] | None,
+        first: int = 0,
     ) -> Series:
         """Return the series of the mean over the runs.
 
         Args:
             points: function that returns the points of one run; y is None where the run has no number.
-            kinds: the kind of sublayer at each x, for the markers; None draws no markers.
+            sites: the sublayers from x = `first` on, whose kinds select the markers; None draws no markers.
+            first: see `sites`.
         """
         numbers: dict[float, list[float]] = {}
         for run in self.group.runs:
@@ -57,7 +61,8 @@ class Shown(NamedTuple):
                 if number is not None:
                     numbers.setdefault(float(x), []).append(number)
         means = [(x, statistics.fmean(values)) for x, values in sorted(numbers.items())]
-        return self.series(means, [] if kinds is None else [kinds.get(x, "") for x, _ in means])
+        kinds = {float(k): site["kind"] for k, site in enumerate(sites or (), first)}
+        return self.series(means, [] if sites is None else [kinds.get(x, "") for x, _ in means])
 
     def where(self, condition: Callable[[Numbers], Any]) -> Shown:
         """Return a copy with only the runs for which `condition` is true. Label and style stay the same."""
@@ -148,7 +153,7 @@ def training_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart |
         def points(run: Numbers) -> Iterable[tuple[float, float | None]]:
             return ((step, value(run["recorded"], k)) for k, step in enumerate(run["recorded"]["steps"]))
 
-        series = [line.mean(points, {}) for line in shown]
+        series = [line.mean(points, ()) for line in shown]
         return Panel(label, [line for line in series if line.points], log=log)
 
     panels = [
@@ -219,12 +224,10 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
         return None
 
     def series(name: str) -> list[Series]:
-        lines = []
-        for line in recorded:
-            kinds = {float(k): site["kind"] for k, site in enumerate(line.group.runs[0]["sites"])}
-            lines.append(
-                line.mean(lambda run: enumerate(run["after"][name] if after else run["recorded"][name][0]), kinds)
-            )
+        def points(run: Numbers) -> Iterable[tuple[float, float | None]]:
+            return enumerate(run["after"][name] if after else run["recorded"][name][0])
+
+        lines = [line.mean(points, line.group.runs[0]["sites"]) for line in recorded]
         return [line for line in lines if line.points]
 
     names = _name_sites([line.group.runs[0]["sites"] for line in shown], ("id", "kind"))
@@ -283,10 +286,7 @@ def ablation_chart(shown: Sequence[Shown], title_suffix: str) -> Chart | None:
         return None
     sites = [line.group.runs[0]["ablation"] for line in ablated]
     series = [
-        line.mean(
-            lambda run: enumerate((one["rise"] for one in run["ablation"]), 1),
-            {float(k): site["kind"] for k, site in enumerate(some, 1)},
-        )
+        line.mean(lambda run: enumerate((one["rise"] for one in run["ablation"]), 1), some, 1)
         for line, some in zip(ablated, sites, strict=True)
     ]
     names = {k + 1: cells for k, cells in _name_sites(sites, ("site", "kind")).items()}
