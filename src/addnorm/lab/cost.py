@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from addnorm.nn import ResidualStack, SublayerConnection
+from addnorm.wirings.matrices import append_zero
 from addnorm.wirings.stage import Row
 
 
@@ -59,11 +60,8 @@ def _count_stage(connection: SublayerConnection) -> tuple[int, int]:
     n, n_out = stage.n, stage.n_out
     is_row = isinstance(stage, Row)
     flops = d * _operations([stage.c]) if is_row else _projections(connection)
-    dense = [[None] * n] * n_out
-    mix: Any = stage.mix
-    if mix is None:  # computed, or the identity
-        is_computed = stage.coefficients is not None and "mix" in stage.coefficients.kind.computes
-        mix = dense if is_computed else [[1.0 if j == k else 0.0 for j in range(n)] for k in range(n_out)]
+    dense: Any = [[None] * n] * n_out
+    mix = stage.mix or (dense if "mix" in stage.computes else append_zero(n)[:n_out])  # computed, or the identity
     collapse: Any = stage.collapse or [[None] * n] * stage.reads
     inject: Any = stage.inject or [None] * n_out
     read, written = set(), 0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
@@ -233,32 +234,28 @@ def _norm_of_gradient(module: nn.Module) -> float:
 
 def _shares(connections: list[SublayerConnection], x: Tensor, writes: Tensor) -> tuple[list[list[float | None]], float]:
     """Return the share of every source at every place (see `addnorm.decompose`), and the largest relative error of their sum."""
-    sources, columns, errors = torch.empty_like(x), [], []
-    sources[0] = x[0]
+    parts, columns, errors = x[:1], [], []
     for k, state in enumerate(x):
         if k:
-            sources[k] = writes[k - 1]
-            _carry(connections[k - 1], sources[: k + 1], x[k - 1])
-        parts = sources[: k + 1]
-        size = state.square().sum(-1)
-        columns.append(((parts * state).sum(-1) / size).mean(-1).tolist())
+            parts = _carry(connections[k - 1], parts, x[k - 1], writes[k - 1 : k])
+        columns.append(((parts * state).sum(-1) / state.square().sum(-1)).mean(-1).tolist())
         errors.append((parts.sum(0) - state).norm() / state.norm())
-    n = len(columns)
-    rows = [[columns[c][r] if r <= c else None for c in range(n)] for r in range(n)]
+    rows = [[*row] for row in zip_longest(*columns)]  # a source has no share before its write
     return rows, float(torch.stack(errors).max())  # NaN counts as the largest
 
 
-def _carry(connection: SublayerConnection, parts: Tensor, x: Tensor) -> None:
-    """Propagate `parts`, the sources' contributions, through one more sublayer, in place. The last part is that sublayer's write.
+def _carry(connection: SublayerConnection, parts: Tensor, x: Tensor, write: Tensor) -> Tensor:
+    """Return the sources' contributions after one more sublayer. The last one is that of its write.
 
     A norm on the stream is applied to each source with the denominator of their sum.
     """
     norm: Any = connection.norm_out
     a = float(connection.a)
-    parts[:-1] *= a
+    parts = torch.cat([a * parts, write])
     if norm is not None:
         eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-        rstd = reference.statistics(a * x + parts[-1], connection.norm, eps).rstd
+        rstd = reference.statistics(a * x + write[0], connection.norm, eps).rstd
         if KINDS[connection.norm].is_centred:
-            parts -= parts.mean(-1, keepdim=True)
-        parts *= rstd
+            parts = parts - parts.mean(-1, keepdim=True)
+        parts = parts * rstd
+    return parts
