@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import addnorm
 from addnorm.cli._model import ModelOptions, document_of, find_streams, load_model, with_model
 from addnorm.cli._output import ArgumentError, ProofError, argument_errors, print_json, stdout
+from addnorm.stream.states import load_saved
 
 
 @with_model
@@ -35,13 +34,8 @@ def run(model: ModelOptions, tensor: Path, as_json: bool) -> None:
 
 def _read(path: Path) -> Tensor:
     """Return the tensor of a file of `torch.save`."""
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0] or "it is empty"
-        raise ArgumentError(
-            f"TENSOR is {str(path)!r}, expected a file of torch.save with one tensor: {reason}"
-        ) from None
+    with argument_errors():
+        found = load_saved(path, "TENSOR", "a file of torch.save with one tensor")
     if not isinstance(found, Tensor) or not found.is_floating_point():
         what = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ArgumentError(

@@ -202,17 +202,22 @@ def save_states(inspection: Inspection, path: str | Path) -> Path:
     return Path(path)
 
 
+def load_saved(path: str | Path, name: str, expected: str) -> Any:
+    """Return what a file of `torch.save` has. A ValueError for another file begins with `name` and says what was `expected`."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0] or "it is empty"
+        raise ValueError(f"{name} is {str(path)!r}, expected {expected}: {reason}") from None
+
+
 def load_states(path: str | Path) -> States:
     """Return the states in a file of `save_states`.
 
     Raises:
         ValueError: the file cannot be read, or is another one.
     """
-    try:
-        states = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0] or "it is empty"
-        raise ValueError(f"like is {str(path)!r}, expected a file of `addnorm record --states`: {reason}") from None
+    states = load_saved(path, "like", "a file of `addnorm record --states`")
     if not isinstance(states, dict) or (states.get("schema"), states.get("schema_version")) != (SCHEMA, 1):
         raise ValueError(f"like is {str(path)!r}, expected a file of `addnorm record --states`, of this version.")
     return states
