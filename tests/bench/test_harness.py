@@ -5,13 +5,12 @@ import json
 import math
 import subprocess
 import sys
-from statistics import geometric_mean
 
 import pytest
 import torch
 
-from addnorm.bench import environment, harness, pages, timing
-from addnorm.bench.case import Case, Stop, Target, grid, has, ratio, value
+from addnorm.bench import environment, harness, timing
+from addnorm.bench.case import Stop, Target, grid, ratio
 from addnorm.bench.harness import Benchmark
 
 CASES = grid(rows=(1, 2, 3), job=("forward",))
@@ -137,28 +136,6 @@ def test_target_is_met(compare, bound, number, met):
     assert row["met"] is met
 
 
-def test_target_has_a_row_for_all_cases_each_group_or_each_case():
-    cases = {
-        Case(d=d, norm=norm): {"a": {"us": us}} for d, norm, us in ((1, "layer", 4.0), (2, "layer", 9.0), (1, "rms", 5.0))
-    } | {Case(d=3, norm="rms"): {}}  # fmt: skip
-
-    def rows(**options):
-        target = Target("{} us", "<=", 8.0, value("a", "us"), **{"statistic": max} | options)
-        return [
-            (row["name"], row["value"], row["met"], row["cells"])
-            for row in target.rows(cases, lambda case: f"d {case.d}")
-        ]
-
-    assert rows() == [("{} us", 9.0, False, 3)]
-    assert rows(by=("norm",)) == [("{} us", 9.0, False, 2), ("{} us", 5.0, True, 1)]
-    assert rows(where=has(d=1), statistic=geometric_mean) == [("{} us", pytest.approx(20**0.5), True, 2)]
-    assert rows(statistic=None, where=has(norm="layer")) == [("d 1 us", 4.0, True, 1), ("d 2 us", 9.0, False, 1)]
-    assert rows(where=has(d=7)) == [("{} us", None, None, 0)]  # listed as not measured
-    (row,) = Target("x", "<=", 8.0, value("a", "us"), max).rows(cases, lambda case: f"d {case.d}")
-    assert (row["cells_met"], row["worst"]) == (2, "d 2")
-    assert [*Target("x", number=value("b", "us")).rows(cases, str)] == []
-
-
 # The stopwatch.
 
 
@@ -224,29 +201,6 @@ def test_load_of_others_excludes_the_run(monkeypatch):
         monkeypatch.setattr(environment, name, iter(values).__next__)
     monkeypatch.setattr(environment.time, "monotonic", iter([50.0, 52.0]).__next__)
     assert environment.LoadMeter().columns() == {"load": 0.3, "load_after": 1.9, "load_of_others": 0.5}
-
-
-# Tables.
-
-
-def test_table_has_the_columns_of_all_lines_and_numbers_on_the_right():
-    numbers = ((8, "x", 1.0), (16, "x", -2.0), (8, "y", 3.5))
-    lines = pages.merge(
-        [*(({"size": f"d = {d}"}, {job: f"**{us}**"}) for d, job, us in numbers), ({"size": "d = 9"}, {})]
-    )
-    assert pages.markdown(lines) == (
-        "| size | x | y |\n| :-- | --: | --: |\n| d = 8 | **1.0** | **3.5** |\n| d = 16 | **-2.0** |  |"
-    )
-    assert pages.markdown([]) == ""
-
-
-def test_ratios_have_their_spread_or_interval():
-    ours = {"median_us": 10.0, "q1_us": 10.0, "q3_us": 10.0, "paired_ratio": 0.5, "paired_low": 0.4, "paired_high": 0.8}
-    rows = {"addnorm": ours, "eager": {"median_us": 30.0, "q1_us": 27.0, "q3_us": 33.0}}
-    assert pages.quotient(rows, "eager", times=True) == "**3.00** ±10% (10.0 / 30.0)"
-    assert pages.quotient(rows, "compile") == ""
-    assert pages.interval(ours) == "**0.500** (0.400 to 0.800)"
-    assert pages.interval(ours, inverse=True) == "**2.00** (1.25 to 2.50)"
 
 
 # The command line.

@@ -87,31 +87,6 @@ def test_printed_values_match_their_comments(name):
     assert [line for line in comments if line not in output.getvalue().splitlines()] == []
 
 
-@pytest.fixture
-def changed(monkeypatch):
-    """Return a function that loads a module of docs/_build, and changes a stored document that it reads."""
-
-    def change(module, **edits):
-        module = load(f"docs/_build/{module}.py")
-        documents = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
-        for name, edit in edits.items():
-            edit(documents[name])
-        monkeypatch.setattr(module.page, "document", documents.__getitem__)
-        return module
-
-    return change
-
-
-def test_other_results_change_the_comparing_page(changed):
-    def edit(document):
-        document["rows"][0]["test"] = 1.2346
-        document["comparison"]["verdict"][1]["sentence"] = "Something else was found."
-
-    module = changed("comparing", compare=edit)
-    assert "| 1.235 |" in module.table()
-    assert "- Something else was found." in module.verdict()
-
-
 def test_comparing_page_shows_the_default_comparison_and_its_caption_is_true():
     document = json.loads((RESULTS / "compare.json").read_text())
     assert document["comparison"]["protocol"] == lab.ILLUSTRATION.settings()
@@ -126,19 +101,6 @@ def test_comparing_page_shows_the_default_comparison_and_its_caption_is_true():
     assert min(ratios.values()) > 0.1
 
 
-def test_other_results_change_the_targets_page(changed):
-    def edit(document):
-        (row, *_) = (one for one in document["summary"] if one["target"] is not None)
-        assert row["met"] is True
-        row["value"], row["met"], document["load"] = 0.123, False, 7.0
-        names.append(row["name"])
-
-    names = []
-    module = changed("targets", lab=edit)
-    assert f"| The lab | {names[0]} | 0.123 | >= 0.95 |" in module.missed()
-    assert "the machine was busy" in module.tables()
-
-
 def test_targets_page_has_every_target_of_the_results():
     module = load("docs/_build/targets.py")
     text = (ROOT / "docs/targets.md").read_text()
@@ -148,30 +110,3 @@ def test_targets_page_has_every_target_of_the_results():
         names = [one["name"] for part in parts for one in document.get(part, []) if one.get("target") is not None]
         assert not names or path.stem in module.TITLES
         assert [name for name in names if name not in text] == []
-
-
-def test_compiled_cases_of_readme_are_counted(monkeypatch):
-    module = load("docs/_build/readme.py")
-    cell = {"norm": "layer", "job": "y", "d": 8, "dtype": "float32", "device": "cpu", "threads": 2}
-    times = [(1, 10.0, 20.0, 5.0), (2, 10.0, 10.0, 20.0), (3, 10.0, 40.0, 40.0)]
-    rows = [
-        {**cell, "rows": n, "variant": variant, "median_us": time}
-        for n, *by in times for variant, time in zip(("op", "formula", "torch"), by, strict=True)
-    ]  # fmt: skip
-    summary = load("benchmarks/bench_compile.py").BENCHMARK.judge({"rows": rows})
-    monkeypatch.setattr(module.page, "document", lambda name: summary)
-    text = module._compiled()
-    assert "0.79 times as fast as without this library in the mean, 0.25 at worst" in text
-    assert "runs 1.59 times as fast, 0.50 at worst" in text
-
-
-def test_fusing_alone_is_relative_to_the_captured_graphs(monkeypatch):
-    module = load("docs/_build/readme.py")
-    cases = [(1, 100, 80, 2), (2, 100, 110, 20)]
-    rows = [
-        {"model": "minilm", "job": "inference", "batch": n, "tokens": 8, "dtype": "float32", "variant": variant, "median_us": time, "q1_us": time - spread,
-         "q3_us": time + spread}
-        for n, unfused, fused, spread in cases for variant, time in (("plain", 300), ("frontend", unfused), ("fused", fused))
-    ]  # fmt: skip
-    monkeypatch.setattr(module.page, "document", lambda name: {"rows": rows})
-    assert module._fusing_alone() == ([1.25, pytest.approx(100 / 110)], 1)
