@@ -12,15 +12,14 @@ from torch import nn
 from addnorm.bench import harness
 from addnorm.bench.case import Case, has
 from addnorm.fusion import benchmark as fusion_benchmark
-from addnorm.lab import Text
 from addnorm.ops import compile_mode
 from addnorm.stream.models.load import LoadedModel
+from support.lab_runs import TEXT
 from support.loading import load
 
 # torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-TEXT = Text("counting", "one two three four five six seven eight nine ten eleven twelve " * 40)
 NAMES = ("stack", "limit", "memory", "stream", "streams", "fuse", "lab", "compile")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the loop is compiled with g++")
 

@@ -10,12 +10,12 @@ import torch
 from addnorm._util import jsonio
 from addnorm.bench import harness
 from addnorm.bench.case import grid
-from addnorm.lab import Protocol, Run, Text, measure
+from addnorm.lab import Protocol, Run, measure
 from addnorm.lab.train import Training
+from support.lab_runs import TEXT
 from support.loading import ROOT, load
 
 claims = load("benchmarks/claims.py")
-TEXT = Text("counting", "one two three four five six seven eight nine ten eleven twelve " * 40)
 
 
 @pytest.fixture(scope="module")

@@ -34,9 +34,6 @@ def test_plan_begins_with_a_case_of_every_kind():
     large = {(item.norm, item.job, item.d) for item in cases[:30] if tensor_bytes(item) >= LARGE}  # a short run
     assert large >= {*itertools.product(("layer", "rms"), ("forward_stream", "backward"), plan.TARGET_D)}
     assert {item.job for item in cases[:60]} == {*plan.TIMED}  # ten minutes
-    assert {item.dtype for item in cases[:60]} == {"bfloat16", "mixed", "float16", "float32"}
-    assert {item.d for item in cases} >= {768, 32768, 65536}
-    assert {item.rows for item in cases} >= {1, 128, 65536}
     chosen = benchmark.BENCHMARK.plan(selected={"d": [5], "rows": [2], "norm": ["rms"]})
     assert chosen == [case("rms", job, rows=2, d=5, device="cuda") for job in plan.TIMED]
 

@@ -38,10 +38,6 @@ def run(cases=PLAN, **options):
     return harness.run(BENCHMARK, cases, **{"rounds": 2, "variants": UNCOMPILED} | options)
 
 
-def raise_error(case):
-    raise RuntimeError("no kernel")
-
-
 def test_document_has_a_row_for_each_variant_and_case():
     document = run()
     assert (document["ended"], document["device"]["type"]) == ("done", "cpu")
@@ -65,41 +61,15 @@ def test_document_has_a_row_for_each_variant_and_case():
     assert "which is no GPU" in benchmark.report(document)
 
 
-FAILURES = {
-    "wrong": (lambda case: lambda x, s, w, b: F.rms_norm(x - s, (case.d,), w, 1e-6), "WrongError: y differs by "),
-    "raising": (raise_error, "RuntimeError: no kernel"),
-}
-
-
-@pytest.mark.parametrize("kind", FAILURES)
-def test_failing_variant_is_reported_and_not_timed(monkeypatch, kind):
-    make, error = FAILURES[kind]
-    plant(monkeypatch, make)
+def test_wrong_variant_is_reported_and_not_timed(monkeypatch):
+    plant(monkeypatch, lambda case: lambda x, s, w, b: F.rms_norm(x - s, (case.d,), w, 1e-6))
     document = run([case("rms", "forward", "float32")])
     assert [row["variant"] for row in document["rows"]] == ["addnorm"]
     (failure,) = document["failures"]
     assert failure["variant"] == "eager"
-    assert failure["error"].startswith(error)
+    assert failure["error"].startswith("WrongError: y differs by ")
     assert f"| eager | RMSNorm: forward, y alone, 4 x 16 float32 | {failure['error']} |" in benchmark.report(document)
     json.dumps(document, allow_nan=False)
-
-
-def test_failing_case_is_reported_and_the_next_measured(monkeypatch):
-    make = jobs.inputs
-
-    def fail_at_first(case, device):
-        if case == PLAN[0]:
-            raise torch.OutOfMemoryError("too large")
-        return make(case, device)
-
-    monkeypatch.setattr(jobs, "inputs", fail_at_first)
-    document = run(PLAN[:2])
-    assert document["complete"]
-    assert [(row["variant"], row["error"]) for row in document["failures"]] == [
-        (name, "OutOfMemoryError: too large") for name in UNCOMPILED
-    ]
-    assert list(by_case(document["rows"], FIELDS)) == PLAN[1:2]
-    assert [row["value"] for row in harness.failed_proofs(document)] == [1]
 
 
 @pytest.mark.parametrize(("durations", "budget", "measured"), [((1, 1), 1e-9, 1), ((0, 100), 50, 1), ((30, 1), 40, 2)])
@@ -116,14 +86,6 @@ def test_budget_ends_a_run_as_complete(monkeypatch, durations, budget, measured)
     document = run(PLAN[:2], budget=budget)
     assert (document["complete"], document["ended"]) == (True, "done" if measured == 2 else "budget")
     assert list(by_case(document["rows"], FIELDS)) == PLAN[:measured]
-
-
-def test_lost_device_raises_and_keeps_earlier_cases(monkeypatch, tmp_path):
-    rates = iter([{"kernel": 1.0}])  # the copy of the second case raises
-    monkeypatch.setattr(benchmark, "copy_rates", lambda device: next(rates))
-    with pytest.raises(StopIteration):
-        run(PLAN[:2], path=tmp_path / "gpu.json")
-    assert len(harness.read(tmp_path / "gpu.partial.json")["cells"]) == 1
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the tools with which torch.compile builds

@@ -121,21 +121,6 @@ def test_run_of_another_environment_is_not_continued(tmp_path):
             harness.find_earlier(path, here)
 
 
-# Targets.
-
-
-@pytest.mark.parametrize(
-    ("compare", "bound", "number", "met"),
-    [(">=", 0.95, 0.95, True), (">=", 0.95, 0.94, False), ("<", 1.0, 1.0, False), ("<=", 1.0, 1.0, True), ("==", 2, 2, True),
-     ("<", 1.0, math.nan, False), (">=", None, 1.0, None), (">=", 1.0, None, None)],
-)  # fmt: skip
-def test_target_is_met(compare, bound, number, met):
-    row = Target("x", compare, bound, labels={"norm": "rms"}, why="bytes").row(number, cells=1)
-    assert row.pop("why", None) == (None if bound is None else "bytes")
-    assert [*row.values()] == ["x", "rms", 1, number, compare, bound, met] or math.isnan(number)
-    assert row["met"] is met
-
-
 # The stopwatch.
 
 

@@ -137,25 +137,6 @@ def test_document_has_a_row_for_each_variant_and_case(document):
             assert (row["repeats"] >= 1, row["rounds"]) == (True, 3)
 
 
-def test_peers_that_fail_are_reported(monkeypatch):
-    def fail(*args, **options):
-        raise RuntimeError("no compiler here")
-
-    monkeypatch.setattr(torch, "compile", lambda *args, **options: fail)
-    monkeypatch.setattr(onnx_peer, "applies", lambda case: case.job == "forward")
-    monkeypatch.setattr(onnx_peer, "bound", fail)
-    document = bench.run(bench.matrix(("layer",), ("float32",), ((2, 4),)), rounds=1, compiled=True, proofs=False)
-    assert document["complete"]
-    failures = {(row["variant"], row["job"]) for row in document["failures"]}
-    assert failures == {("onnxruntime", "forward")} | {
-        ("compile", job) for job in TIMED if job not in ("in_place", "reuse")
-    }
-    assert {row["variant"] for row in document["rows"]} == {"eager", "addnorm", "add"}
-    screen = Console(record=True, width=100, file=io.StringIO())
-    bench.show(document, screen)
-    assert "no compiler here" in screen.export_text()
-
-
 def test_large_cases_are_measured_in_both_states_and_few_threads_uncompiled(monkeypatch):
     states, calls = [], []
 

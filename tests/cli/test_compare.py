@@ -75,14 +75,6 @@ def test_compare_limits_warm_up_of_short_runs():
         assert json.loads(result.stdout)["protocol"]["warm_ups"] == warm_ups
 
 
-@pytest.mark.parametrize("columns", [1, 60])
-def test_compare_fits_any_terminal(columns):
-    result = run("pre_ln", "post_ln", *SMALL, "--steps", 1, COLUMNS=str(columns))
-    assert result.exit_code == 0
-    if columns > 20:
-        assert max(map(len, result.stdout.splitlines())) <= columns
-
-
 def test_compare_reports_failed_run(monkeypatch):
     def fail(*_, **__):
         raise lab.RunError("run pre_ln has failed, MemoryError: too much")

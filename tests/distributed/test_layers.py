@@ -102,6 +102,18 @@ def fsdp2_with_checkpoints():
 
 
 @case(2)
+def fsdp2_of_several_streams():
+    """Their gradients, and their output with parameters in bfloat16."""
+    x, policy = batch()[0].float(), MixedPrecisionPolicy(torch.bfloat16)
+    for wiring in ("hyper_connections", addnorm.wirings.mhc(single_pass=True), "attention_residuals"):
+        model = encoder(wiring)
+        check_gradients(train(shard(model, *model.stack.layers)), encoder(wiring))
+        half = encoder(wiring).float()
+        y = shard(half, *half.stack.layers, mp_policy=policy)(x).float()
+        torch.testing.assert_close(y, encoder(wiring).float()(x), rtol=0.05, atol=0.05)
+
+
+@case(2)
 def fsdp2_in_bfloat16():
     """The gradients of a model in bfloat16, which FSDP averages in float32."""
     model, plain = encoder().float(), encoder().bfloat16()

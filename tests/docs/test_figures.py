@@ -99,14 +99,6 @@ def test_encoder_layer_is_that_of_the_library(numbers):
     assert max(numbers.token_rms(flow.z)) > 3 * min(numbers.token_rms(flow.x))
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [((1.0, -2.0), "[1, −2]"), ((0.5, 1.25), "[0.50, 1.25]"), (7 / 3, "2.33"), (-0.5, "−0.50")],
-)
-def test_numbers_have_two_decimals_if_needed(numbers, value, text):
-    assert numbers.places(value) == text
-
-
 def values_of(panel):
     """Return the numbers of each series of a chart's panel."""
     return {series.label: [y for _, y in series.points] for series in panel.series}
@@ -226,13 +218,3 @@ def test_page_shows_the_figure_with_a_description(name):
     words = re.search(rf"!\[([^\]]+)\]\(figures/{name}\.svg\)", page.read_text())
     assert words, f"{page.name} does not show {name}.svg"
     assert len(words[1]) > 60, "words for those who do not see it"
-
-
-def test_drawings_place_the_norms(figures):
-    def count(name, word):
-        return sum(text.get_text() == word for ax in figures.FIGURES[name]().axes for text in ax.texts)
-
-    assert [count("placements", word) for word in ("LN", "attention", "feed-forward")] == [4 + 5, 4, 4]
-    assert [count("decoder-layer", word) for word in ("LN", "the encoder's output")] == [3, 1]
-    layer, batch = ([patch.get_facecolor() for patch in ax.patches] for ax in figures.FIGURES["norm-axes"]().axes)
-    assert [max(map(colours.count, colours)) for colours in (layer, batch)] == [5 * 8 - 8, 5 * 8 - 5]

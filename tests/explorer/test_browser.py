@@ -2,8 +2,6 @@
 
 import pytest
 
-from support.browser import HOME
-
 
 def test_foreign_requests_and_console_errors_are_caught(new_explorer):
     from playwright.sync_api import Error
@@ -21,19 +19,3 @@ def test_foreign_requests_and_console_errors_are_caught(new_explorer):
     new_explorer.foreign_requests.clear()
     new_explorer.console.clear()
     page.wait_for_url("chrome-error://**")
-
-
-@pytest.mark.parametrize(
-    ("view", "fragment"),
-    [
-        ("stack", "#v=1&place=pre&S=6&d=8&T=2&pins=place:post,S:4"),
-        ("trace", "#v=1&view=trace&x=1,2&F=3,-5&tplace=pre"),
-        ("recording", "#v=1&view=recording&rec=1"),
-    ],
-)
-def test_shared_page_equals_loaded_page(explorer, new_explorer, view, fragment):
-    explorer.show(HOME[view], view)  # at the first call it loads the page
-    explorer.show(fragment, view)
-    new_explorer.show(fragment, view)
-    explorer.wait_for_text(view, new_explorer.text(view))
-    assert explorer.fragment() == new_explorer.fragment() == fragment

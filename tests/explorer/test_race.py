@@ -4,7 +4,6 @@ import json
 import math
 import re
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -170,16 +169,6 @@ def test_closing_a_race_removes_hooks(count, monkeypatch):
     assert [hooks(model) for model in models] == [[], []]
     assert torch.equal(torch.get_rng_state(), state)
     assert next(events, None) is None
-
-
-def test_race_events_from_any_thread():
-    expected, received = raced(steps=2), []
-    events = run_race(parse({**SMALL, "steps": 2}), TEXT)
-    while len(received) < len(expected):
-        thread = threading.Thread(target=lambda: received.append(next(events)))
-        thread.start()
-        thread.join()
-    assert without_clock(received) == without_clock(expected)
 
 
 def test_races_in_threads_are_independent():

@@ -9,7 +9,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from addnorm.explorer import scheduler as module
-from addnorm.explorer.scheduler import BUSY, CLOSED, RACING, SUPERSEDED, Scheduler
+from addnorm.explorer.scheduler import BUSY, CLOSED, SUPERSEDED, Scheduler
 from support.threads import run_in_thread
 
 
@@ -217,24 +217,6 @@ def test_finished_race_releases_slot_unread(monkeypatch):
         return other, [event async for event in events]
 
     assert run(test) == ([0, 1], [1, 2])
-
-
-def test_third_race_is_rejected():
-    race, other, new = Race(), Race(), Race(2)
-
-    async def test(scheduler):
-        first, second = scheduler.stream("one", race), scheduler.stream("other", other)
-        assert (await anext(first), await anext(second)) == (0, 0)
-        assert await outcome(anext(scheduler.stream("third", Race()))) == RACING
-        events = [event async for event in scheduler.stream("one", new)]
-        assert race.closed.is_set()
-        assert not other.closed.is_set()
-        rest = [event async for event in first]  # ends as well; the last event may be lost
-        assert rest == [*range(1, 1 + len(rest))]
-        await second.aclose()
-        return events
-
-    assert run(test) == [0, 1]
 
 
 def test_races_of_one_client_never_overlap():

@@ -146,17 +146,6 @@ def test_lazily_negated_views_are_resolved(variant):
     assert actual["z"].equal(expected["z"])
 
 
-@pytest.mark.parametrize("rank", [1, 5, 9, 12])
-def test_any_rank_is_rows_of_features(rank):
-    shape = (*(1 for _ in range(rank - 2)), *((6,) if rank > 1 else ()), 33)
-    call = make("LayerNorm", "float32", shape)
-    flat = make("LayerNorm", "float32", (math.prod(shape[:-1]), 33))
-    assert call()["y"].flatten().equal(flat()["y"].flatten())
-    grads, flat_grads = gradients(call), gradients(flat)
-    for name in grads:
-        assert grads[name].flatten().equal(flat_grads[name].flatten())
-
-
 @pytest.mark.parametrize("name", ["z", "weight"])
 def test_changing_a_saved_tensor_before_its_backward_raises(name):
     call = make("LayerNorm", "float32", (4, 8))

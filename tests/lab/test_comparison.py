@@ -2,7 +2,6 @@
 
 import math
 import random
-import statistics
 from dataclasses import replace
 
 import pytest
@@ -197,16 +196,6 @@ def test_gradient_ratio_and_share_skip_missing_numbers():
     assert gradient_ratio({"gradient": [None, 3.0, 2.0]}) == 1.5
     assert share_of({"map": None}, 0) is None
     assert (share_of(AFTER, 0), share_of(AFTER, -1)) == (0.5, 0.004)
-
-
-def test_difference_error_is_the_standard_error_of_the_mean():
-    losses, others = (1.0, 1.3, 1.1, 1.6), (1.2, 1.1, 1.5, 1.3)
-    first, second = compared(*seeds("a", *losses), *seeds("b", *others)).groups
-    pairs = [a - b for a, b in zip(losses, others, strict=True)]
-    result = difference(first, second)
-    assert result.mean == pytest.approx(statistics.fmean(pairs))
-    assert result.error == pytest.approx(statistics.stdev(pairs) / 2)  # the root of four seeds
-    assert result.seeds == 4
 
 
 def test_difference_pairs_common_seeds():

@@ -29,17 +29,22 @@ def test_recorder_leaves_output_and_gradients_as_they_are(wiring):
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in stack.modules())
 
 
-def test_recorded_states_are_those_of_the_equation():
-    """mHC by hand: states, reads, writes and gradients of every stream."""
-    stack, x = stack_of(2, "mhc", dtype=f64).double(), torch.randn(2, 5, D, dtype=f64)
-    perturb(stack)
-    streams = x.unsqueeze(-2).expand(2, 5, 4, D).clone().requires_grad_()
+def compute_streams(stack, streams):
+    """Return the streams before each sublayer and at the end, the reads and the writes, by hand."""
     states, reads, writes = [streams], [], []
     for connection in stack.connections:
         c, a, b, _ = connection.coefficients(states[-1])
         reads.append((c.unsqueeze(-1) * states[-1]).sum(-2))
         writes.append(connection.sublayer(connection.norm_in(reads[-1])))
         states.append(a @ states[-1] + b.unsqueeze(-1) * writes[-1].unsqueeze(-2))
+    return states, reads, writes
+
+
+def test_recorded_states_are_those_of_the_equation():
+    """States, reads, writes and gradients of every stream of mHC."""
+    stack, x = stack_of(2, "mhc", dtype=f64).double(), torch.randn(2, 5, D, dtype=f64)
+    perturb(stack)
+    states, reads, writes = compute_streams(stack, x.unsqueeze(-2).expand(2, 5, 4, D).clone().requires_grad_())
     c = stack.head.coefficients(states[-1]).collapse
     reads.append((c.unsqueeze(-1) * states[-1]).sum(-2))
     loss = stack.norm_final(reads[-1]).square().mean()

@@ -7,6 +7,7 @@ from addnorm.lab import StreamsProbe
 from addnorm.lab.streams_probe import MIXED, PROBED, perturb
 from addnorm.lab.toy_model import ToyModel
 from addnorm.wirings import get
+from lab.test_streams import compute_streams
 from support.equality import assert_same
 
 SMALL = {"sublayers": 4, "d_model": 8, "tokens": 3, "n": 3}
@@ -89,12 +90,7 @@ def test_equal_streams_are_reported():
     copies, moved = (StreamsProbe("hyper_connections", **SMALL, perturbation=p) for p in (0.0, 0.5))
     assert copies.measure()["distance"] < 1e-6
     model = moved.build().requires_grad_(False)
-    stack = model.stack
-    streams = [model.x.unsqueeze(-2).expand(*model.x.shape[:-1], 3, 8)]
-    for connection in stack.connections:
-        c, a, b, _ = connection.coefficients(streams[-1])
-        write = connection.sublayer(connection.norm_in((c.unsqueeze(-1) * streams[-1]).sum(-2)))
-        streams.append(a @ streams[-1] + b.unsqueeze(-1) * write.unsqueeze(-2))
+    streams, *_ = compute_streams(model.stack, model.x.unsqueeze(-2).expand(*model.x.shape[:-1], 3, 8))
     expected = max(float((x - x.mean(-2, keepdim=True)).norm() / x.norm()) for x in streams)
     assert moved.measure()["distance"] == pytest.approx(expected, rel=1e-5)
     assert StreamsProbe("attention_residuals", **SMALL).measure()["distance"] is None

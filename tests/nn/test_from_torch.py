@@ -103,24 +103,6 @@ def test_decoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [f64, torch.float32], ids=str)
-@pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
-@pytest.mark.parametrize("kind", ["none", "causal and padding"])
-def test_transformer_matches_torch_with_every_gradient(kind, norm_first, dtype):
-    theirs = make_transformer(norm_first=norm_first, dtype=dtype)
-    ours = from_torch(theirs)
-    (mask, pad), (our_mask, our_pad) = masks(kind, TARGET, dtype)
-    source_pad = None if kind == "none" else padding(SOURCE)
-    our_source = None if kind == "none" else ~source_pad
-    source, target = torch.randn(BATCH, SOURCE, D, dtype=dtype), torch.randn(BATCH, TARGET, D, dtype=dtype)
-    compare(
-        theirs, ours,
-        lambda m, s, t: m(s, t, None, mask, None, source_pad, pad, source_pad),
-        lambda m, s, t: m(s, t, None, our_source, our_mask, our_pad),
-        [source, target], LIMIT[dtype],
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("options", "make", "norm_first"),
     product(

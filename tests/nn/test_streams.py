@@ -1,12 +1,9 @@
-"""Tests of stacks of several streams, and of every wiring: shapes, layouts, dtypes, parameters, dropout, sharding."""
+"""Tests of stacks of several streams, and of every wiring: shapes, layouts, dtypes, parameters, dropout."""
 
 import copy
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing import assert_close
 
 from addnorm import Learned, ResidualStack, Wiring
@@ -235,7 +232,7 @@ def test_entries_of_one_name_are_one_parameter():
     assert [key for key, _ in stack.named_parameters() if "sublayer" not in key] == ["layers.0.connections.0.share"]
 
 
-# Dropout and sharding
+# Dropout
 
 
 @pytest.mark.parametrize(
@@ -251,40 +248,3 @@ def test_all_streams_drop_the_same_elements(options, stacked):
     assert stack(x).abs().max() < 1e-12
     assert (stack.unroll(x).writes[2] == 0).any()
     assert stack.eval()(x).abs().max() < 1e-12
-
-
-@pytest.fixture
-def mesh():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # torch's own
-@pytest.mark.parametrize(
-    ("unit", "names"),
-    [
-        ("layers", ["static_hyper_connections", "single_pass_mhc", "x0_residual"]),
-        pytest.param("layers", WIRINGS, marks=pytest.mark.slow),
-        pytest.param("connections", WIRINGS, marks=pytest.mark.slow),
-    ],
-    ids=["layers", "layers_of_all", "connections_of_all"],
-)
-def test_sharded_stacks_have_the_same_gradients(unit, names, mesh):
-    for name in names:
-        stack, x = make(name), tokens()
-        plain, half = copy.deepcopy(stack), copy.deepcopy(stack)
-        expected = plain(x)
-        expected.square().sum().backward()
-        for model, options in ((stack, {}), (half, {"mp_policy": MixedPrecisionPolicy(param_dtype=bf16)})):
-            scalars = {p for p in model.parameters() if p.dim() == 0}
-            for module in getattr(model, unit):
-                fully_shard(module, mesh=mesh, ignored_params=scalars, **options)
-            fully_shard(model, mesh=mesh, ignored_params=scalars, **options)
-        y = stack(x)
-        assert_close(y, expected)
-        y.square().sum().backward()
-        for (key, p), q in zip(stack.named_parameters(), plain.parameters(), strict=True):
-            gradient = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
-            assert_close(gradient, q.grad, rtol=1e-4, atol=1e-4, msg=lambda m, k=key, n=name: f"{n} {k}: {m}")
-        assert relative(half(x), expected) < 0.05

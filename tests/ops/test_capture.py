@@ -120,13 +120,6 @@ def test_unrequested_outputs_stay_placeholders(outputs):
     assert_same(results, expected)
 
 
-def test_exported_program_has_second_derivatives():
-    block = Block(CALLS["options and stream"]).double()
-    x = torch.randn(1, 7, 12, dtype=torch.float64, requires_grad=True)
-    program = torch.export.export(block, (x,)).module()
-    assert torch.autograd.gradgradcheck(lambda x: program(x).sum(dim=(0, 1)), (x,), atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_captured_autocast_has_eagers_dtypes(dtype):
     block, x = Block(CALLS["LayerNorm and stream"]), torch.randn(2, 7, 12)

@@ -13,6 +13,7 @@ from addnorm import lab, report
 from addnorm.lab import theory
 from addnorm.lab.train import one_thread
 from addnorm.report import Findings, Table
+from support.lab_runs import TEXT
 from support.report_pages import blocks_of, check_page, figure, head, tables
 
 WIRINGS = ("post_ln", "pre_ln")
@@ -23,18 +24,11 @@ def comparison():
     """Return a tiny comparison of two wirings, two rates and two seeds, with shallow untrained stacks."""
     protocol = lab.Protocol(num_layers=2, rates=(1e-3, 1e-2), warm_ups=(0, 4), seeds=(0, 1), steps=5, d_model=16, nhead=2, tokens=8,
                             batch=2, every=4)  # fmt: skip
-    text = lab.Text("counting", "one two three four five six seven eight nine ten " * 40)
-    versions = {"addnorm": "0", "torch": "0", "date": "2000-01-01"}
     with one_thread():
-        runs = [
-            {**lab.train(run, text), **versions} for run in protocol.runs([lab.Run(name).wiring for name in WIRINGS])
-        ]
+        trained = lab.compare(WIRINGS, protocol, text=TEXT, jobs=1, at_init=False)
         init_stacks = theory.init_stacks(["pre_ln", "post_ln", "no_norm"], [2, 4], [0, 1])
         init_stacks += theory.init_stacks(["mhc"], [8], [0, 1])  # with several streams, whose statistics are others
-        stacks = [theory.measure_init(job) for job in init_stacks]
-    facts = {"name": "counting", "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
-             "entropy": text.entropy, "uniform": text.uniform}  # fmt: skip
-    return lab.Comparison(WIRINGS, protocol, runs, stacks, facts)
+        return replace(trained, stacks=[theory.measure_init(job) for job in init_stacks])
 
 
 @pytest.fixture(scope="module")

@@ -163,15 +163,6 @@ def test_empty_recording_has_no_findings():
     assert ablation_findings(()) == []
 
 
-def test_page_of_inspection_alone(measured):
-    page = build_model_page(measured.inspection)
-    assert [section.title for section in page.sections] == ["The wiring", "Settings"]
-    document = check_page(render(page))
-    assert not document.all("figure")
-    (rows,) = tables(document)
-    assert [row[0] for row in rows[1:]] == [site.location for site in measured.inspection.sites]
-
-
 def test_unclosed_and_unknown_sites_are_shown(measured):
     inspection = addnorm.inspect(measured.model, torch.randn(2, 5, 16))
     inspection.sites[1].closes, inspection.sites[1].closure = False, 0.5

@@ -1,7 +1,6 @@
 """Tests of `addnorm.report.page`: self-contained HTML, escaping, atomic writing."""
 
 import math
-import re
 import sys
 
 import pytest
@@ -59,12 +58,6 @@ def test_proofs_do_not_depend_on_colour():
 def test_page_without_verdict_tiles_and_footer():
     document = check_page(render(Page("t", "s", [], [])))
     assert not document.all("footer")
-
-
-def test_style_has_dark_narrow_and_print_rules():
-    (style,) = re.findall(r"<style>(.*?)</style>", render(page()), re.S)
-    for words in ("prefers-color-scheme: dark", "@media print", "max-width: 640px", "prefers-reduced-motion"):
-        assert words in style
 
 
 def test_number_columns_keep_all_digits():

@@ -91,11 +91,6 @@ def test_text_shows_title_and_caption():
     assert lines(Table(["n"], [["1"]], header=False)) == ["1"]
 
 
-def test_markdown():
-    table = Table(["a\nb", Column("c|d", "right")], [["x", ("y", "strong")], TableRow(["", "z"], "strong"), ["only"]])
-    assert to_markdown(table) == ("| a b | c\\|d |\n| :-- | --: |\n| x | **y** |\n|  | **z** |\n| only |  |")
-
-
 def test_folded_columns_wrap_and_others_do_not():
     long = "layers.0.self_attention.output.dense"
     text = lines(Table([Column("path", fold=True), "kind"], [[long, "attention"]]), 30)

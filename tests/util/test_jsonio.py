@@ -45,18 +45,6 @@ def test_round_trip_restores_numbers():
         assert result == {"losses": [1.5, math.inf, -math.inf], "nested": [{}], "text": "α"}
 
 
-def test_dumps_writes_one_record_a_line():
-    rows = [{"d": k, "values": [{"a": 1}, {"a": 2}]} for k in range(3)]
-    text = dumps({"machine": {"cores": 2}, "rows": rows, "sections": {"fuse": {"rows": rows}, "empty": []}, "none": []})
-    lines = text.splitlines()
-    assert text.endswith("}\n")
-    assert lines.count('{"d": 1, "values": [{"a": 1}, {"a": 2}]},') == 2
-    assert '"machine": {"cores": 2},' in lines
-    assert '"none": []' in lines
-    assert max(map(len, lines)) < 50
-    assert loads(text)["sections"]["fuse"]["rows"] == rows
-
-
 @pytest.mark.parametrize("value", [{}, [], [1, 2], [{"a": 1}], "x", None, 1.5])
 def test_dumps_accepts_any_value(value):
     assert loads(dumps(value)) == value

@@ -1,12 +1,9 @@
 """Tests of drawings of wirings: boxes, connected wires, size."""
 
-import re
-
 import pytest
 
 from addnorm import Learned, Row, Wiring, wirings
 from addnorm.wirings import Head, Stage, append_zero, unit
-from addnorm.wirings.catalog import EXAMPLES
 from addnorm.wirings.drawing import WIDTH
 
 SHARES = {"state": ("", "state"), "read": ("", "read")}
@@ -44,131 +41,6 @@ EVERY = [
 ]  # fmt: skip
 
 
-def drawn(text):
-    return "\n".join(line[4:] for line in text.strip("\n").splitlines())
-
-
-@pytest.mark.parametrize(
-    ("wiring", "drawing"),
-    [
-        (wirings.pre_ln(), """
-                                           ┌───┐
-    x ──┬────────────────⊕──► x' ··· x_L ──┤ N ├──► y
-        │  ┌───┐  ┌───┐  │                 └───┘
-        └──┤ N ├──┤ f ├──┘
-           └───┘  └───┘
-"""),
-        (wirings.deepnorm(), """
-           ┌────┐     ┌───┐
-    x ──┬──┤ ×α ├──⊕──┤ N ├──► x'
-        │  └────┘  │  └───┘
-        │  ┌───┐   │
-        └──┤ f ├───┘
-           └───┘
-"""),
-        (wirings.no_residual(), """
-        ┌───┐  ┌───┐
-    x ──┤ f ├──┤ N ├──► x'
-        └───┘  └───┘
-"""),
-        (wirings.parallel(), """
-                                               ┌───┐
-    x ──┬────────────────────⊕──► x' ··· x_L ──┤ N ├──► y
-        │  ┌───┐    ┌─────┐  │                 └───┘
-        └──┤ N ├─┬──┤ f_1 ├──┤
-           └───┘ │  └─────┘  │
-                 │  ┌─────┐  │
-                 └──┤ f_2 ├──┘
-                    └─────┘
-"""),
-        (wirings.resi_dual(), """
-                     ┌───┐
-    u ──┬─────────⊕──┤ N ├──► u' ··· u ─────────⊕──► y
-        │  ┌───┐  │  └───┘                      │
-        └──┤ f ├──┤                             │
-           └───┘  │                      ┌───┐  │
-    v ────────────⊕─────────► v' ··· v ──┤ N ├──┘
-                                         └───┘
-"""),
-        (wirings.b2t(), """
-    sublayer 1:
-
-                     ┌───┐
-    x ──┬─────────⊕──┤ N ├──► h
-        │  ┌───┐  │  └───┘
-        ├──┤ f ├──┘
-        │  └───┘
-        └───────────────────► x
-
-    sublayer 2:
-
-                        ┌───┐
-    h ──┬─────────⊕──⊕──┤ N ├──► x'
-        │  ┌───┐  │  │  └───┘
-        └──┤ f ├──┘  │
-           └───┘     │
-    x ───────────────┘
-"""),
-        (wirings.siamese_norm(), """
-                                          ┌───┐
-    u ────────────┬────────────────────⊕──┤ N ├──► u' ··· u ─────────⊕──► y
-           ┌───┐  │  ┌───┐     ┌────┐  │  └───┘                      │
-        ┌──┤ N ├──⊕──┤ f ├──┬──┤ ×s ├──┘                             │
-        │  └───┘     └───┘  │  └────┘                         ┌───┐  │
-    v ──┴───────────────────⊕────────────────────► v' ··· v ──┤ N ├──┘
-                                                              └───┘
-"""),
-        (wirings.mhc(), """
-           ┌───┐                                         ┌───┐  ┌───┐
-    X ══╦══╡ A ╞═══════════════════════⊕══► X' ··· X_L ══╡ h ├──┤ N ├──► y
-        ║  └───┘                       ║                 └───┘  └───┘
-        ║  ┌───┐  ┌───┐  ┌───┐  ┌───┐  ║
-        ╚══╡ c ├──┤ N ├──┤ f ├──┤ b ╞══╝
-           └───┘  └───┘  └───┘  └───┘
-"""),
-        (wirings.attention_residuals(), """
-    layer 1 of 12, sublayer 1:
-
-    x_0..x_n ══╦════════════════════════════╤══► x_0..x_{n+1}
-               ║  ┌────────┐  ┌───┐  ┌───┐  │
-               ╚══╡ newest ├──┤ N ├──┤ f ├──┘
-                  └────────┘  └───┘  └───┘
-
-    elsewhere:
-
-    x_0..x_n ══╦═══════════════════════╤══► x_0..x_{n+1}
-               ║  ┌───┐  ┌───┐  ┌───┐  │
-               ╚══╡ p ├──┤ N ├──┤ f ├──┘
-                  └───┘  └───┘  └───┘
-
-               ┌───┐  ┌───┐
-    x_0..x_n ══╡ p ├──┤ N ├──► y
-               └───┘  └───┘
-"""),
-        (wirings.mix_ln(), """
-    layers 1 to 3 of 12:
-
-                     ┌───┐
-    x ──┬─────────⊕──┤ N ├──► x'
-        │  ┌───┐  │  └───┘
-        └──┤ f ├──┘
-           └───┘
-
-    layers 4 to 12:
-
-                                           ┌───┐
-    x ──┬────────────────⊕──► x' ··· x_L ──┤ N ├──► y
-        │  ┌───┐  ┌───┐  │                 └───┘
-        └──┤ N ├──┤ f ├──┘
-           └───┘  └───┘
-"""),
-    ],
-    ids=lambda value: value.name if isinstance(value, Wiring) else "",
-)  # fmt: skip
-def test_drawings_of_published_wirings(wiring, drawing):
-    assert wiring.draw() == drawn(drawing) == wirings.get(wiring.name).draw()
-
-
 # Characters that have a wire on that side, thin or thick.
 LEFT, RIGHT = "─┐┘┤┬┴┼⊕═╗╝╣╦╩╬╡╤╧╪", "─┌└├┬┴┼⊕═╔╚╠╦╩╬╞╤╧╪"
 UP, DOWN = "│└┘├┤┴┼⊕║╚╝╠╣╩╬╡╞╧╪", "│┌┐├┤┬┼⊕║╔╗╠╣╦╬╡╞╤╪"
@@ -196,20 +68,6 @@ def test_drawing_fits_a_page_and_connects_every_wire(wiring):
         if character in UP and character != "⊕" and at(x, y - 1) not in DOWN:
             loose.append((x, y, character))
     assert loose == []
-
-
-@pytest.mark.parametrize("name", [wiring.name for wiring in wirings.list_all() if wiring.is_sequential])
-def test_every_norm_and_factor_has_a_box(name):
-    wiring = wirings.get(name, **EXAMPLES.get(name, {}))
-    rows = wiring.rows(12)
-    boxes = re.findall(r"┤ (\S+) ├", wiring.draw())
-    forms = [form[:3] for form in {(row.norm_in, row.norm_branch, row.norm_out, row.a != 1.0) for row in rows}]
-    assert boxes.count("N") == sum(map(sum, forms)) + wiring.embedding_norm + wiring.ends_in_norm(12)
-    assert boxes.count("f") == len(forms)
-    factors = [factor for factor in (rows[-1].a, rows[-1].b, rows[-1].c) if factor not in (0.0, 1.0)]
-    vectors = [factor for factor in factors if isinstance(factor, Learned) and factor.per_feature]
-    assert sum(box[0] in "×⊙" for box in boxes) == len(factors)
-    assert sum(box[0] == "⊙" for box in boxes) == len(vectors)
 
 
 @pytest.mark.parametrize(
