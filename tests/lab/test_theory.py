@@ -24,7 +24,7 @@ from addnorm.lab.theory import (
     measure_init,
     summarize,
 )
-from addnorm.lab.toy_model import ToyModel, geometric_mean
+from addnorm.lab.toy_model import ToyModel
 
 FIRST = int(os.environ.get("ADDNORM_SEEDS", "0"))
 
@@ -120,7 +120,7 @@ def test_summarize_rows_of_several_streams():
     attention, mhc, pre = summarize(result)
     assert "gain" not in attention
     assert mhc["difference"] == max(member["difference"] for member in result[:2])
-    assert mhc["read"][1] == pytest.approx(geometric_mean(member["read"][1] for member in result[:2]))
+    assert mhc["read"][1] == pytest.approx(statistics.geometric_mean(member["read"][1] for member in result[:2]))
     assert "read" not in pre
 
 
@@ -140,9 +140,9 @@ def test_summarize_does_not_depend_on_order():
     for key in ("variance", "before_norm", "similarity"):
         assert row[key][2] == pytest.approx(statistics.fmean(member[key][2] for member in members)), key
     for key in ("gradient", "write_ratio", "weight_gradient"):
-        assert row[key][1] == pytest.approx(geometric_mean(member[key][1] for member in members)), key
+        assert row[key][1] == pytest.approx(statistics.geometric_mean(member[key][1] for member in members)), key
     assert row["last_move"] == pytest.approx(statistics.fmean(member["last_move"] for member in members))
-    assert row["step_sgd"] == pytest.approx(geometric_mean(member["step_sgd"] for member in members))
+    assert row["step_sgd"] == pytest.approx(statistics.geometric_mean(member["step_sgd"] for member in members))
 
 
 def test_summarize_refuses_duplicates():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from addnorm.lab.streams import token_similarity
-from addnorm.lab.toy_model import ToyModel, geometric_mean, log_slope, r_squared
+from addnorm.lab.toy_model import ToyModel
 
 
 def test_toy_model_depends_only_on_its_seed():
@@ -40,12 +40,3 @@ def test_token_similarity_is_mean_cosine_of_pairs():
     ]
     assert token_similarity(x) == pytest.approx(float(torch.stack(pairs).mean()))
     assert token_similarity(x[:, :1].expand(3, 5, 8)) == pytest.approx(1)
-
-
-def test_log_slope_geometric_mean_and_r_squared():
-    x = [1.0, 2.0, 4.0, 8.0]
-    assert log_slope(x, [3 * value**-0.5 for value in x]) == pytest.approx(-0.5)
-    assert r_squared(x, [1 + 2 * value for value in x]) == pytest.approx(1)
-    assert r_squared(x, [1.0, -1.0, 1.0, -1.0]) < 0.5
-    assert geometric_mean(iter([1.0, 100.0])) == pytest.approx(10)
-    assert geometric_mean([1.0, 0.0]) == 0
