@@ -12,6 +12,7 @@ from torch import nn
 from addnorm.bench import harness
 from addnorm.bench.case import Case, has
 from addnorm.fusion import benchmark as fusion_benchmark
+from addnorm.nn import Encoder
 from addnorm.ops import compile_mode
 from addnorm.stream.models.load import LoadedModel
 from support.lab_runs import TEXT
@@ -49,6 +50,7 @@ def small(scripts, monkeypatch, threads):
     for script in (scripts.stream, scripts.fuse):
         monkeypatch.setattr(script.models, "load", small_bert)
     monkeypatch.setattr(scripts.stream, "CALLS", 1)
+    monkeypatch.setattr(scripts.stream, "Encoder", lambda layers, *sizes, **options: Encoder(1, *sizes, **options))
     monkeypatch.setattr(scripts.stack, "has_inductor", has(wiring=scripts.stack.COMPILED_STREAMS))
     monkeypatch.setattr(scripts.fuse, "SECONDS", 0.01)
     monkeypatch.setattr(

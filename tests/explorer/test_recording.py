@@ -15,7 +15,7 @@ from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import Balance, RecordedSite
 from support.explorer_recordings import STEPS
 
-POST, PRE, SCALED, TWO = range(4)
+POST, _, SCALED, TWO = range(4)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +91,7 @@ def test_long_recording_is_thinned():
     recordings.paths, recordings.loaded = ["run.json"], [rec]
     (listed,) = recordings.describe()
     assert (len(listed["steps"]), listed["steps"][-1], listed["count"]) == (MAX_STEPS, steps - 1, steps)
-    assert set(listed["steps"]) <= set(rec.steps)
     result = answer(recordings, what="out.rms")
-    assert len(json.dumps(result)) < 1e6
     assert result["time"]["values"] == [float(step) for step in result["time"]["steps"]]
     assert (len(result["time"]["steps"]), result["time"]["count"]) == (MAX_STEPS, steps)
     places, starts = result["map"]["places"], result["map"]["starts"]
