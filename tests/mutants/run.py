@@ -20,11 +20,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from mutants.fault import Fault
 from mutants.faults import AREAS
-from mutants.structure import Edit, find_edits
+from mutants.structure import find_edits
 from support import ROOT
 
 LIBRARY = "src/addnorm/_C.so"
@@ -34,7 +32,7 @@ FAULTS = {fault.id: (area, fault) for area in AREAS.values() for fault in area.f
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
-def locate(root: Path, fault: Fault) -> list[tuple[Path, Edit]]:
+def locate(root, fault):
     """Return all files of a tree and places in them that the pattern of a fault matches."""
     place, _, scope = fault.place.partition(":")
     is_cpp = place.startswith("csrc")
@@ -47,7 +45,7 @@ def locate(root: Path, fault: Fault) -> list[tuple[Path, Edit]]:
     return found
 
 
-def find_problems() -> list[str]:
+def find_problems():
     """Return one sentence for each fault that does not apply to the tree, and for each pattern of tests without a file."""
     problems = []
     for _, fault in FAULTS.values():
@@ -66,11 +64,11 @@ def find_problems() -> list[str]:
 class TreeCopy:
     """A copy of the tree in which faults are planted and tests run."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
+    def __init__(self, root, folder):
         self.folder = folder
         self.times = itertools.count(int(time.time()))  # bytecode is matched by file size and whole seconds
-        self.passing: set[str] = set()  # tests that pass without a fault
-        self.broken: set[str] = set()  # tests that fail without a fault
+        self.passing = set()  # tests that pass without a fault
+        self.broken = set()  # tests that fail without a fault
         shutil.rmtree(folder, ignore_errors=True)
         listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listing, cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout.split("\0")
@@ -81,7 +79,7 @@ class TreeCopy:
         self.library = (folder / LIBRARY).read_bytes()
 
     @contextlib.contextmanager
-    def planted(self, fault: Fault):
+    def planted(self, fault):
         """Edit the place of a fault, rebuild the kernels if it is in C++, and restore both at the end."""
         [(path, edit)] = locate(self.folder, fault)
         content = path.read_bytes()
@@ -95,12 +93,12 @@ class TreeCopy:
             self._write(path, content)
             (self.folder / LIBRARY).write_bytes(self.library)
 
-    def _write(self, path: Path, content: bytes) -> None:
+    def _write(self, path, content):
         path.write_bytes(content)
         when = next(self.times)
         os.utime(path, (when, when))
 
-    def first_failure(self, arguments: list[str], seconds: float) -> str | None:
+    def first_failure(self, arguments, seconds):
         """Run pytest and return the first test that fails; "timeout" if it takes longer than `seconds`, "crash" if it crashes."""
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "OMP_WAIT_POLICY": "passive"}
         command = [sys.executable, "-m", "pytest", "-xq", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
@@ -122,7 +120,7 @@ class TreeCopy:
             raise RuntimeError(f"pytest {' '.join(arguments)} ended with {process.returncode}:\n{output[-2000:]}")
         return failed[0] if failed else "crash" if process.returncode else None
 
-    def find_test(self, fault: Fault, runs: tuple[str, ...], seconds: float) -> str | None:
+    def find_test(self, fault, runs, seconds):
         """Return the first test of these runs that fails with a fault and passes without, "timeout", "crash", or None."""
         for run in runs:
             arguments = [str(path) for part in run.split() for path in sorted(self.folder.glob(part)) or [part]]
@@ -142,7 +140,7 @@ class TreeCopy:
         return None
 
 
-def main() -> int:
+def main():
     """Run the faults that the arguments choose; return 1 if one survives or does not apply."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only check that each fault applies")

@@ -6,14 +6,11 @@ comments, line breaks and parentheses do not matter. C++ and JavaScript are comp
 any text without a semicolon.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
 import textwrap
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 HOLE, REST = "hole_", "rest_"
 TOKEN = re.compile(r"""\$?\w+|"[^"\n]*"|'[^'\n]*'|\.\.\.|\S""")
@@ -28,7 +25,7 @@ class Edit(NamedTuple):
     new: str
 
 
-def find_edits(text: str, pattern: str, replacement: str, scope: str | None = None) -> Iterator[Edit]:
+def find_edits(text, pattern, replacement, scope=None):
     """Yield the edits of a text at all matches of a pattern.
 
     Args:
@@ -42,7 +39,7 @@ def find_edits(text: str, pattern: str, replacement: str, scope: str | None = No
     old, new = _parse(pattern), _parse(replacement)
     is_expression = len(old) == len(new) == 1 and isinstance(old[0], ast.Expr) and isinstance(new[0], ast.Expr)
     for nodes in _list_candidates(text, scope, 0 if is_expression else len(old)):
-        holes: dict[str, Any] = {}
+        holes = {}
         if _matches(old[0].value if is_expression else old, nodes[0] if is_expression else nodes, holes):
             first, last = nodes[0], nodes[-1]
             filled = ast.unparse(ast.fix_missing_locations(ast.Module(_fill(new, holes), [])))
@@ -61,16 +58,16 @@ _tree = functools.cache(ast.parse)  # trees are not changed
 
 
 @functools.cache
-def _parse(code: str) -> list[Any]:
+def _parse(code):
     """Return the statements of a pattern, in which holes are names; an ellipsis that begins a subscript or a word stays."""
     numbers = iter(range(100))
     return ast.parse(re.sub(r"(?<!\[)\.\.\.(?!\w)", lambda _: f"{REST}{next(numbers)}", code.replace("$", HOLE))).body
 
 
 @functools.cache
-def _list_candidates(text: str, scope: str, count: int) -> list[list[Any]]:
+def _list_candidates(text, scope, count):
     """Return each expression of a scope, or each run of `count` statements."""
-    scopes: list[ast.AST] = [_tree(text)]
+    scopes = [_tree(text)]
     for name in filter(None, scope.split(".")):
         scopes = [node for outer in scopes for node in ast.walk(outer) if getattr(node, "name", None) == name]
     nodes = [node for tree in scopes for node in ast.walk(tree)]
@@ -81,7 +78,7 @@ def _list_candidates(text: str, scope: str, count: int) -> list[list[Any]]:
     return [run for run in runs if isinstance(run[0], ast.stmt)]
 
 
-def _name_of(node: Any) -> str:
+def _name_of(node):
     """Return the name of a hole, "" for other nodes; an attribute, an argument and a statement can be holes too."""
     if isinstance(node, ast.Expr) or (isinstance(node, ast.keyword) and node.arg is None):
         node = node.value
@@ -89,7 +86,7 @@ def _name_of(node: Any) -> str:
     return name if isinstance(name, str) and name.startswith((HOLE, REST)) else ""
 
 
-def _fields(node: ast.AST) -> Iterator[Any]:
+def _fields(node):
     """Yield what makes a node what it is; the arguments of a call in one list."""
     if isinstance(node, ast.Call):
         yield from (node.func, [*node.args, *node.keywords])
@@ -97,7 +94,7 @@ def _fields(node: ast.AST) -> Iterator[Any]:
         yield from (getattr(node, name, None) for name in node._fields if name not in ("ctx", "kind", "type_comment"))
 
 
-def _matches(pattern: Any, node: Any, holes: dict[str, Any]) -> bool:
+def _matches(pattern, node, holes):
     """Return whether a node has the form of a pattern, and put what the holes stand for into `holes`."""
     if name := _name_of(pattern):
         node = node.id if isinstance(node, ast.Name) else node
@@ -123,7 +120,7 @@ def _matches(pattern: Any, node: Any, holes: dict[str, Any]) -> bool:
     )
 
 
-def _fill(node: Any, holes: dict[str, Any]) -> Any:
+def _fill(node, holes):
     """Return a replacement with what its holes stand for."""
     if name := _name_of(node):
         value = holes[name]
@@ -145,7 +142,7 @@ def _fill(node: Any, holes: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def _expression(pattern: str) -> re.Pattern[str]:
+def _expression(pattern):
     """Return a pattern as a regular expression: its tokens, with spaces and comments between them."""
     forms, holes = [], set()
     for token in TOKEN.findall(pattern):
@@ -156,7 +153,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
     return re.compile(GAP.join(forms), re.DOTALL)
 
 
-def _edit_tokens(text: str, pattern: str, replacement: str) -> Iterator[Edit]:
+def _edit_tokens(text, pattern, replacement):
     for match in _expression(pattern).finditer(text):
         new = re.sub(r"\$(\w+)|\.\.\.", lambda hole, match=match: match[hole[1] or "rest"], replacement)
         yield Edit(*(len(text[:at].encode()) for at in match.span()), new)

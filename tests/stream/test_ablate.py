@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import addnorm
 from support.scaled_model import D, Model, run_scaled
+from support.stream_steps import make_steps, repeat
 
 
 def run(model, x):
@@ -93,23 +94,15 @@ ADDS = {
 
 @pytest.mark.parametrize("name", ADDS)
 def test_every_form_of_the_add(name, x):
-    class OneAdd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.norm, self.f, self.last = nn.LayerNorm(D), nn.Linear(D, D), nn.LayerNorm(D)
-            self.g = nn.Parameter(torch.rand(D) + 0.5)
-            self.factor = 1.0
+    def one_add(m, x):
+        f = m.gates[0](m.norms[0](x))
+        whole = ADDS[name](x, f, m.gammas[0])
+        kept = x * 0.75 if name == "lerp" else x
+        return m.last(kept + (whole - kept) * m.factor) if m.factor != 1.0 else m.last(whole)
 
-        def forward(self, x):
-            f = self.f(self.norm(x))
-            whole = ADDS[name](x, f, self.g)
-            kept = x * 0.75 if name == "lerp" else x
-            return self.last(kept + (whole - kept) * self.factor) if self.factor != 1.0 else self.last(whole)
-
-    model = OneAdd()
+    model = make_steps(one_add)
+    model.factor = 1.0
     (site,) = addnorm.inspect(model, x).sites
-
     with addnorm.scale_write(site, 0.5):
         actual = run(model, x)
     model.factor = 0.5
@@ -196,26 +189,14 @@ def test_interrupted_forward_leaves_no_hooks(x):
     assert torch.equal(model(x), before)
 
 
-class Depth(nn.Module):
-    """Model with further operators in training: the same adds have other addresses."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.f = nn.ModuleList(nn.Linear(D, D) for _ in range(2))
-        self.norm = nn.LayerNorm(D)
-
-    def forward(self, x):
-        for f in self.f:
-            write = f(self.norm(x))
-            if self.training:
-                write = write * (torch.rand(x.shape[0], 1, 1) + 0.9).floor()
-            x = x + write
-        return x
-
-
 def test_forward_with_other_adds_raises(x):
-    model = Depth().eval()
+    """Run further operators in training, after which the same adds have other addresses."""
+
+    def step(m, k, x):
+        write = m.branch(k, x)
+        return x + (write * (torch.rand(x.shape[0], 1, 1) + 0.9).floor() if m.training else write)
+
+    model = make_steps(repeat(step, count=2))
     site = addnorm.inspect(model, x).sites[1]
     with pytest.raises(RuntimeError, match="did not reach site"), addnorm.ablate(site):
         model.train()(x)

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 import addnorm
 from support import stacks
 from support.families import families, shake
+from support.stream_steps import D, make_steps, repeat
 
-D = 16
 WIRINGS = (
     "pre_ln", "sandwich", "peri_ln", "reordered", "layernorm_scaling", "no_norm", "parallel", "depth_mup", "layer_scale",
     "post_ln", "deepnorm", "mix_ln", "admin",
@@ -106,29 +106,14 @@ def test_flattened_tokens():
     assert addnorm.decompose(model, *args, **kwargs).closure < 1e-5
 
 
-class WideAdd(nn.Module):
-    """Pre-LN layers that add in float64 and cast the sum back to float32."""
-
-    def __init__(self):
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(2))
-        self.linears = nn.ModuleList(nn.Linear(D, D) for _ in range(2))
-
-    def forward(self, x):
-        for norm, linear in zip(self.norms, self.linears, strict=True):
-            x = (x.double() + torch.tanh(linear(norm(x))).double()).float()
-        return x
-
-
 def test_adds_in_float64_are_cast_back(x):
-    torch.manual_seed(0)
-    model = WideAdd()
+    model = make_steps(repeat(lambda m, k, x: (x.double() + torch.tanh(m.branch(k, x)).double()).float(), count=2))
     parts = addnorm.decompose(model, x)
     assert 1e-10 < parts.closure < 1e-6  # the casts round
     components = parts.components(1)
     torch.testing.assert_close(components["x_0"], x.double())
     (write,) = (part for name, part in components.items() if name != "x_0")
-    torch.testing.assert_close(write, torch.tanh(model.linears[0](model.norms[0](x))).double())
+    torch.testing.assert_close(write, torch.tanh(model.branch(0, x)).double())
 
 
 class Multiplied(nn.Module):

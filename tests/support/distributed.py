@@ -19,8 +19,6 @@ rank; the other cases run in new processes. `-k NAME` runs all cases of the worl
 `python tests/support/distributed.py FILE WORLD_SIZE NAME...` runs only the named cases.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import functools
@@ -30,11 +28,9 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -52,23 +48,23 @@ FORKS.set_forkserver_preload([
 ])  # fmt: skip
 
 
-def case(*world_sizes: int, slow: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def case(*world_sizes, slow=False):
     """Mark a function as a case that runs in each process of these numbers of processes; slow ones start processes of their own."""
 
-    def mark(function: Callable[[], Any]) -> Callable[[], Any]:
-        function.world_sizes = world_sizes  # type: ignore[attr-defined]
-        function.is_slow = slow  # type: ignore[attr-defined]
+    def mark(function):
+        function.world_sizes = world_sizes
+        function.is_slow = slow
         return function
 
     return mark
 
 
-def _select_names(namespace: dict[str, Any], world_size: int, is_slow: bool | None = None) -> list[str]:
+def _select_names(namespace, world_size, is_slow=None):
     cases = [(name, value) for name, value in namespace.items() if world_size in getattr(value, "world_sizes", ())]
     return [name for name, case in cases if is_slow is None or case.is_slow == is_slow]
 
 
-def make_test(namespace: dict[str, Any]) -> Callable[..., None]:
+def make_test(namespace):
     """Return the test that reports the cases of a module's namespace, one by one."""
     cases = [(name, value) for name, value in namespace.items() if hasattr(value, "world_sizes")]
     slow = (pytest.mark.slow,)
@@ -77,11 +73,11 @@ def make_test(namespace: dict[str, Any]) -> Callable[..., None]:
     ]
 
     @functools.cache
-    def run(world_size: int, is_slow: bool) -> dict[str, list[Any]]:
+    def run(world_size, is_slow):
         return run_cases(Path(namespace["__file__"]), world_size, _select_names(namespace, world_size, is_slow))
 
     @pytest.mark.parametrize(("name", "world_size"), parameters)
-    def test(name: str, world_size: int) -> None:
+    def test(name, world_size):
         results = run(world_size, namespace[name].is_slow)[name]
         failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(results) if not ok]
         assert not failures, f"{name} with {world_size} processes\n" + "\n".join(failures)
@@ -89,9 +85,9 @@ def make_test(namespace: dict[str, Any]) -> Callable[..., None]:
     return test
 
 
-def run_cases(file: Path, world_size: int, names: Sequence[str], timeout: float = TIMEOUT) -> dict[str, list[Any]]:
+def run_cases(file, world_size, names, timeout=TIMEOUT):
     """Run cases and return for each rank of each case whether it passed, and its value or the reason of the failure."""
-    results: dict[str, list[Any]] = {}
+    results = {}
     left = [*names]
     while left:
         with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +97,7 @@ def run_cases(file: Path, world_size: int, names: Sequence[str], timeout: float 
     return results
 
 
-def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, timeout: float) -> dict[str, list[Any]]:
+def _run_processes(file, world_size, names, folder, timeout):
     """Run cases in one set of processes, up to the first one after which they cannot go on."""
     ranks = [
         FORKS.Process(target=_run_rank, args=(file, world_size, names, rank, folder, timeout), daemon=True)
@@ -121,7 +117,7 @@ def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, 
         for process in ranks:
             process.kill()
             process.join()
-    results: dict[str, list[Any]] = {}
+    results = {}
     for name in names:
         paths = [folder / f"result-{name}-{rank}" for rank in range(world_size)]
         results[name] = [
@@ -135,13 +131,13 @@ def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, 
     return results
 
 
-def _explain_exit(process: Any, log: Path) -> str:
+def _explain_exit(process, log):
     code = process.exitcode
     ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"{ended}; its last lines:\n{log.read_text(errors='replace')[-6000:]}"
 
 
-def _run_rank(file: Path, world_size: int, names: Sequence[str], rank: int, folder: Path, timeout: float) -> None:
+def _run_rank(file, world_size, names, rank, folder, timeout):
     """Run the cases in one process."""
     with (folder / f"log-{rank}").open("wb") as log:
         os.dup2(log.fileno(), 1)
@@ -157,7 +153,7 @@ def _run_rank(file: Path, world_size: int, names: Sequence[str], rank: int, fold
         faulthandler.dump_traceback_later(timeout, exit=True)
         torch.manual_seed(0)
         try:
-            result: tuple[bool, Any] = (True, getattr(module, name)())
+            result = (True, getattr(module, name)())
         except BaseException:
             result = (False, traceback.format_exc())
         partial = folder / f"partial-{rank}"
@@ -174,7 +170,7 @@ def _run_rank(file: Path, world_size: int, names: Sequence[str], rank: int, fold
         dist.destroy_process_group()
 
 
-def main(file: str, world_size: str, *names: str) -> None:
+def main(file, world_size, *names):
     """Run cases by name and print their results."""
     path = Path(file).resolve()
     chosen = names or _select_names(vars(load(str(path.relative_to(ROOT)))), int(world_size))

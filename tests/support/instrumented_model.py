@@ -1,4 +1,4 @@
-"""Model whose forward also returns the tensors that the recorder measures, and a recorded step of it."""
+"""Model of attention and feed-forwards, a recorded step of it, and the recorder's statistics by their formulas."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ D, TOKENS, BATCH = 16, 6, 3
 
 
 class Block(nn.Module):
-    """Two sublayers; `seen` collects the tensors that the recorder measures."""
+    """Two sublayers."""
 
     def __init__(self, post):
         super().__init__()
@@ -28,17 +28,9 @@ class Block(nn.Module):
     def mlp(self, x):
         return self.down(F.gelu(self.up(x)))
 
-    def forward(self, x, seen=None):
+    def forward(self, x):
         for f, norm in ((self.attention, self.norm1), (self.mlp, self.norm2)):
-            before = x
-            read = before if self.post else norm(before)
-            raw = f(read)
-            x = norm(before + raw) if self.post else before + raw
-            if seen is not None:
-                for tensor in (before, x):
-                    if tensor.requires_grad:
-                        tensor.retain_grad()
-                seen.append({"in": before, "read": read, "raw": raw, "write": raw, "out": x, "z": before + raw})
+            x = norm(x + f(x)) if self.post else x + f(norm(x))
         return x
 
 
@@ -51,13 +43,13 @@ class Model(nn.Module):
         self.last = nn.Identity() if post else nn.LayerNorm(D)
         self.checkpointed = None
 
-    def forward(self, ids, seen=None):
+    def forward(self, ids):
         x = self.embed(ids)
         for block in self.blocks:
             if self.checkpointed is not None and self.training:
-                x = checkpoint(block, x, seen, use_reentrant=self.checkpointed)
+                x = checkpoint(block, x, use_reentrant=self.checkpointed)
             else:
-                x = block(x, seen)
+                x = block(x)
         return self.last(x)
 
 

@@ -6,7 +6,7 @@ import sys
 from support import ROOT
 
 
-def load(script: str):
+def load(script):
     """Return a new module of the script at this path in the project; no other test sees changes to it.
 
     The script's folder is first on the import path, as when Python runs the script.

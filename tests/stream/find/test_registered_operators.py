@@ -10,6 +10,7 @@ from addnorm.stream import register_operator
 from addnorm.stream.dataflow import registered_ops
 from support import foreign_operators as foreign
 from support.foreign_operators import EPS, OPERATORS, make_pair
+from support.stream_steps import make_steps, repeat
 
 PRE_LN = ["x' = x + f(N(x))"] * 4
 KNOWN = [name for name in OPERATORS if not name.startswith("ownlib::")]
@@ -162,19 +163,10 @@ def test_unregistered_operator_is_named_with_its_line(name, line):
 
 
 def test_operators_inside_sublayers_are_not_named():
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(16, EPS) for _ in range(3))
-            self.linears = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
-            self.gain = torch.nn.Parameter(torch.rand(16))
+    def step(m, k, x):
+        return x + m.gates[k](torch.ops.ownlib.rms_norm(m.gates[k](m.norms[k](x)), m.gammas[k], EPS))
 
-        def forward(self, x):
-            for norm, linear in zip(self.norms, self.linears, strict=True):
-                x = x + linear(torch.ops.ownlib.rms_norm(linear(norm(x)), self.gain, EPS))
-            return x
-
-    found = addnorm.inspect(Model().eval(), torch.randn(2, 5, 16))
+    found = addnorm.inspect(make_steps(repeat(step, count=3)), torch.randn(2, 5, 16))
     assert (found.unknown, found.closes) == ((), True)
 
 

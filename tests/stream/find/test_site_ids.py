@@ -1,93 +1,64 @@
 """Tests of site ids: unique over all streams, also where two streams share a block, and the same in record and ablate."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import addnorm
+from support.stream_steps import D, make_steps, noise
 
-D = 8
+INPUTS = noise(2, 6, D), noise(2, 4, D, seed=1)
 
 
 def feed_forward():
     return nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D))
 
 
-class Joint(nn.Module):
-    """Attention over the tokens of two streams together."""
-
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
-
-    def forward(self, x, c):
-        q, k, v = self.qkv(torch.cat([x, c], 1)).chunk(3, -1)
-        y = self.out((q @ k.mT * 0.3).softmax(-1) @ v)
-        return y[:, : x.shape[1]], y[:, x.shape[1] :]
+def attend(gate, c, x):
+    """Return the outputs of one attention over the tokens of two streams."""
+    both = gate(torch.cat((x, c), 1))
+    return ((both @ both.mT).softmax(-1) @ both).split((6, 4), 1)
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.n = nn.ModuleList(nn.LayerNorm(D) for _ in range(4))
-        self.attn, self.f, self.g = Joint(), feed_forward(), feed_forward()
-
-    def forward(self, x, c):
-        y, e = self.attn(self.n[0](x), self.n[1](c))
-        x, c = x + y, c + e
-        return x + self.f(self.n[2](x)), c + self.g(self.n[3](c))
-
-
-class TwoStreams(nn.Module):
-    """Two streams through the same blocks, as in MMDiT."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, x, c):
-        for block in self.blocks:
-            x, c = block(x, c)
-        return x, c
+def two_streams(m, x, c, kept=(1, 1)):
+    """Run two streams through the same blocks, as in MMDiT; `kept` are factors of the first writes."""
+    for k in (0, 3):
+        y, e = m.outer(partial(attend, m.gates[k], m.others[k](c)), m.norms[k](x))
+        x, c = x + kept[0] * y, c + kept[1] * e
+        x, c, kept = x + m.branch(k + 1, x), c + m.branch(k + 2, c), (1, 1)
+    return x, c
 
 
 @pytest.fixture
-def inputs():
-    return torch.randn(2, 6, D), torch.randn(2, 4, D)
+def model():
+    return make_steps(two_streams)
 
 
-def test_ids_are_unique_over_two_streams(inputs):
-    inspection = addnorm.inspect(TwoStreams(), *inputs)
+def test_ids_are_unique_over_two_streams(model):
+    inspection = addnorm.inspect(model, *INPUTS)
     ids = [site.id for site in inspection.sites]
     assert len(inspection.streams) == 2
     assert len({*ids}) == len(ids) == 8
-    assert {site.id for site in inspection.sites if site.path == "blocks.0.attn"} == {
-        f"{stream.name}/blocks.0.attn" for stream in inspection.streams
+    assert {name for name in ids if "outer" in name} == {
+        f"{stream.name}/outer#{number}" for stream in inspection.streams for number in (1, 2)
     }
-    assert {"blocks.1.f", "blocks.1.g"} < {*ids}  # no other stream has a sublayer there
+    assert {"mlps.4", "mlps.5"} < {*ids}  # no other stream has a sublayer there
     assert all(inspection.site(name) is site for name, site in zip(ids, inspection.sites, strict=True))
 
 
-def test_path_of_two_sublayers_is_refused(inputs):
-    inspection = addnorm.inspect(TwoStreams(), *inputs)
-    with pytest.raises(KeyError, match=r"'blocks\.0\.attn', the path of 2 sublayers, expected an id: '.*/blocks"):
-        inspection.site("blocks.0.attn")
+def test_path_of_several_sublayers_is_refused(model):
+    with pytest.raises(KeyError, match=r"'outer', the path of 4 sublayers, expected an id: '.*/outer"):
+        addnorm.inspect(model, *INPUTS).site("outer")
 
 
-def test_ablation_by_id_of_one_stream(inputs):
-    model = TwoStreams()
-    inspection = addnorm.inspect(model, *inputs)
-    x, c = inputs
-    block, later = model.blocks
-    y, e = block.attn(block.n[0](x), block.n[1](c))
-    for stream, kept in zip(inspection.streams, ((x, c + e), (x + y, c)), strict=True):
-        first, second = kept
-        first, second = first + block.f(block.n[2](first)), second + block.g(block.n[3](second))
-        with addnorm.ablate(inspection.site(f"{stream.name}/blocks.0.attn")):
-            outputs = model(x, c)
-        for output, expected in zip(outputs, later(first, second), strict=True):
-            torch.testing.assert_close(output, expected)
+def test_ablation_by_id_of_one_stream(model):
+    inspection = addnorm.inspect(model, *INPUTS)
+    for stream, kept in zip(inspection.streams, ((0, 1), (1, 0)), strict=True):
+        with addnorm.ablate(inspection.site(f"{stream.name}/outer#1")):
+            outputs = model(*INPUTS)
+        torch.testing.assert_close(outputs, two_streams(model, *INPUTS, kept))
 
 
 def test_sublayer_called_final():

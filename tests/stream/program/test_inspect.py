@@ -7,7 +7,6 @@ import torch
 
 import addnorm
 from addnorm import wirings
-from support.expansion import record_mhc
 from support.families import shake
 from support.several_streams import CONFIGS, FORMS, WIRINGS, D, build_transformers, make_mhc
 from support.stacks import encoder
@@ -37,6 +36,7 @@ def test_every_wiring_is_named_with_its_options(wiring):
     model = shake(encoder(wiring, 4 if wiring.name == "denseformer" else 3))
     found = addnorm.inspect(model, torch.randn(2, 5, D))
     assert (found.wiring, found.closes, found.unknown) == (wiring.name, True, ())
+    assert addnorm.verify(found, wiring=wiring).agrees
     if found.program is not None:
         assert found.program.closure < 1e-5
         assert found.program.expansion < 1e-5
@@ -55,6 +55,8 @@ def test_families_of_transformers_are_named(name):
         assert found.unnamed.expansion < 1e-5
     else:
         assert (found.wiring, found.closes, found.unknown) == (wiring, True, ())
+    if wiring in ("mhc", "independent_hc"):
+        assert addnorm.verify(found, wiring=getattr(wirings, wiring)(**options)).agrees
     assert found.closure < 1e-5
     assert len(found.list_sites()) == 2 * model.config.num_hidden_layers
     if found.program is not None:
@@ -77,16 +79,6 @@ def test_streams_are_found_in_every_layout(form, dtype):
     site = program.sites[3]
     assert site.parameters["project"] == "layers.1.1.phi"
     assert site.parameters["scale"] == "layers.1.1.alpha"
-
-
-def test_matrices_are_those_of_the_model():
-    run = record_mhc("first", dtype=torch.float64)
-    program = addnorm.inspect(run.model, run.x).program
-    for site, exact in zip(program.sites, run.sites, strict=True):
-        pairs = (site.collapse, exact.c.unsqueeze(-2)), (site.mix, exact.a), (site.inject, exact.b.unsqueeze(-1))
-        for matrix, values in pairs:
-            assert matrix.source == "computed"
-            torch.testing.assert_close(matrix.values.squeeze(-1), values.flatten(0, 1), atol=1e-12, rtol=0)
 
 
 def test_inspection_with_a_program_prints_and_gives_json():

@@ -8,8 +8,7 @@ import torch
 
 import addnorm
 from addnorm import wirings
-from support.families import shake
-from support.several_streams import CONFIGS, FORMS, LAYERS, WIRINGS, D, build_transformers, make_mhc
+from support.several_streams import FORMS, LAYERS, D, build_transformers, make_mhc
 from support.stacks import encoder
 
 A, B, C = "A, the mixing matrix, is ", "B, the weights of the write, is ", "C, the weights of the read, is "
@@ -191,17 +190,6 @@ def test_models_of_transformers_are_compared_term_by_term(name):
 
 
 @pytest.mark.parametrize("wiring", [w for w in wirings.list_all() if not w.has_rows], ids=lambda w: w.name)
-@pytest.mark.parametrize("is_trained", [False, True])
-def test_right_model_agrees(wiring, is_trained):
-    model = encoder(wiring)
-    found = addnorm.verify(shake(model) if is_trained else model, torch.randn(2, 5, D), wiring=wiring)
-    assert found.agrees, str(found)
-
-
-@pytest.mark.parametrize("name", [name for name in CONFIGS if WIRINGS[name][0] in ("mhc", "independent_hc")])
-def test_models_of_transformers_agree(name):
-    wiring, options = WIRINGS[name]
-    model, tokens = shake(build_transformers(name)), torch.randint(4, 64, (2, 12))
-    expected = wirings.get(wiring) if not options else getattr(wirings, wiring)(**options)
-    found = addnorm.verify(model, input_ids=tokens, use_cache=False, wiring=expected)
+def test_right_model_agrees_before_training(wiring):
+    found = addnorm.verify(encoder(wiring), torch.randn(2, 5, D), wiring=wiring)
     assert found.agrees, str(found)

@@ -22,17 +22,21 @@ from support.instrumented_model import (
     token_ids,
 )
 from support.stacks import torch_encoder
+from support.stream_steps import make_steps
 
 
 @pytest.mark.parametrize("post", [False, True], ids=["pre-LN", "post-LN"])
 def test_norms_parameters_and_metadata(post):
-    ids, seen = token_ids(), []
+    ids, normed = token_ids(), []
     model = Model(post)
     rec = step(model, ids)
     model.zero_grad()
-    compute_loss(model(ids, seen)).backward()
-    norm, normed = ("norm_out", "z") if post else ("norm_in", "in")
-    rstds = [(s[normed].detach().double().var(-1, correction=0) + 1e-5).rsqrt() for s in seen]
+    for block in model.blocks:
+        for norm in (block.norm1, block.norm2):
+            norm.register_forward_pre_hook(lambda module, args: normed.append(args[0].detach().double()))
+    compute_loss(model(ids)).backward()
+    norm = "norm_out" if post else "norm_in"
+    rstds = [(z.var(-1, correction=0) + 1e-5).rsqrt() for z in normed]
     assert column(rec, norm, "rstd") == pytest.approx([float(r.mean()) for r in rstds], rel=1e-4)
     assert column(rec, "scale", "sigma_max") == pytest.approx([float(1 / r.min()) for r in rstds], rel=1e-4)
     assert column(rec, "params", "grad_l2") == pytest.approx(parameter_gradients(model), rel=1e-4)
@@ -154,29 +158,21 @@ def test_similarity_is_of_sequences_with_two_directions():
     assert record(Interrupted(d=2), x).series("out", "similarity")[0][1] == pytest.approx(0.8, rel=1e-6)
 
 
-class Gated(nn.Module):
-    """Model whose writes get their scale from an operator after them."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.norm, self.f, self.last = nn.LayerNorm(D), nn.Linear(D, D), nn.LayerNorm(D)
-        self.g = nn.Parameter(torch.randn(D))
-
-    def forward(self, x):
-        for _ in range(2):
-            f = self.f(self.norm(x))
-            self.write = f * torch.sigmoid(self.g)
-            x = torch.addcmul(x, f, torch.sigmoid(self.g))
-        return self.last(x)
+def gated(m, x):
+    """Run sublayers whose writes get their scale from an operator after them."""
+    for k in range(2):
+        f, gate = m.branch(k, x), torch.sigmoid(m.gammas[0])
+        m.write = f * gate
+        x = torch.addcmul(x, f, gate)
+    return m.last(x)
 
 
 def test_write_with_a_computed_scale():
-    model = Gated()
+    model = make_steps(gated)
     with addnorm.record(model) as rec:
         for _ in range(2):
             model(torch.randn(2, 5, D))
-            model.g.data.add_(1.0)
+            model.gammas.data.add_(1.0)
     assert column(rec, "write", "rms")[-1] == pytest.approx(REFERENCE["rms"](model.write), rel=1e-5)
     assert all(sum(row) == pytest.approx(1.0) for row in rec.memory_maps["stream"][1])
 

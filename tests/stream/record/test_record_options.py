@@ -7,17 +7,17 @@ from torch import nn
 import addnorm
 from addnorm.stream.record.schema import STATISTICS
 from support.instrumented_model import (
-    BATCH,
     REFERENCE,
-    TOKENS,
     D,
     Model,
     column,
     compare_write,
     compute_loss,
+    record,
     similarity,
     step,
 )
+from support.random_models.chains import SMALL, make_chain
 from support.stacks import torch_encoder
 
 
@@ -44,20 +44,17 @@ def test_layers(ids):
     assert column(rec, "write", "rms") == pytest.approx(column(step(Model(layers=3), ids), "write", "rms")[2:4])
 
 
-def test_tokens_mask(ids):
+def test_tokens_mask():
     """Record only the tokens of the mask."""
-    mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
+    case, mask = make_chain(["batch"]), torch.ones(SMALL.batch, SMALL.tokens, dtype=torch.bool)
     mask[:, 4:] = False
-    model = Model()
-    rec = step(model, ids, tokens=mask)
-    seen = []
-    model(ids, seen)
-    writes, states = ([s[role].detach()[mask] for s in seen] for role in ("write", "in"))
-    assert column(rec, "write", "rms") == pytest.approx([*map(REFERENCE["rms"], writes)], rel=1e-5)
-    ratios = [compare_write(*pair)["ratio"] for pair in zip(states, writes, strict=True)]
-    assert column(rec, "write", "ratio") == pytest.approx(ratios, rel=1e-5)
-    similarities = [similarity(s["out"][:, :4]) for s in seen]
-    assert column(rec, "out", "similarity") == pytest.approx(similarities, abs=1e-6)
+    rec = record(case.model, *case.inputs, tokens=mask)
+    sites = case.model.trace(*case.inputs).sites
+    writes = [site.write[mask] for site in sites]
+    assert column(rec, "write", "rms") == pytest.approx([*map(REFERENCE["rms"], writes)])
+    ratios = [compare_write(site.x[mask], write)["ratio"] for site, write in zip(sites, writes, strict=True)]
+    assert column(rec, "write", "ratio") == pytest.approx(ratios)
+    assert column(rec, "out", "similarity") == pytest.approx([similarity(site.out[:, :4]) for site in sites])
 
 
 @pytest.mark.parametrize(

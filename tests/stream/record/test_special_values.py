@@ -4,28 +4,26 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import addnorm
 from addnorm.stream.record import sample
 from support.instrumented_model import Block, D, record
 from support.random_models.chains import make_chain
+from support.stream_steps import make_steps
 
 
-class Pointwise(nn.Module):
-    """Model whose tokens do not depend on each other; `cast` rounds its writes."""
+def pointwise(cast=lambda write: write):
+    """Return a model whose tokens do not depend on each other; `cast` rounds its writes."""
 
-    def __init__(self, cast=lambda write: write):
-        super().__init__()
-        torch.manual_seed(1)
-        self.n, self.f, self.cast = nn.LayerNorm(D), nn.ModuleList(nn.Linear(D, D) for _ in range(2)), cast
-
-    def forward(self, x):
-        self.writes = []
-        for f in self.f:
-            self.writes.append(self.cast(torch.tanh(f(self.n(x)))))
-            x = x + self.writes[-1]
+    def run(m, x):
+        m.writes = []
+        for k in range(2):
+            m.writes.append(cast(torch.tanh(m.branch(k, x))))
+            x = x + m.writes[-1]
         return x
+
+    return make_steps(run)
 
 
 def make(*shape):
@@ -51,9 +49,9 @@ def test_similarity_ignores_nan_of_masked_token():
     x, mask = torch.randn(3, 5, D), torch.ones(3, 5, dtype=torch.bool)
     mask[1, 2] = mask[2, 4] = False
     x[~mask] = 0.0
-    expected = similarities(record(Pointwise(), x, tokens=mask))
+    expected = similarities(record(pointwise(), x, tokens=mask))
     x[~mask] = math.nan
-    assert similarities(record(Pointwise(), x, tokens=mask)) == expected
+    assert similarities(record(pointwise(), x, tokens=mask)) == expected
     assert all(map(math.isfinite, expected))
 
 
@@ -98,7 +96,7 @@ def test_sample_of_tokens_is_bounded(monkeypatch):
 
 
 def test_write_is_rounded_as_it_is_added():
-    model = Pointwise(Tensor.bfloat16)
+    model = pointwise(Tensor.bfloat16)
     rec = record(model, torch.randn(3, 5, D))
     writes = [float(write.double().norm(dim=-1).mean()) for write in model.writes]
     assert [value for _, value in rec.series("write", "l2")] == pytest.approx(writes, rel=1e-6)

@@ -2,33 +2,13 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 import addnorm
 from support.instrumented_model import REFERENCE, column, compare_write, record
+from support.stream_steps import D, make_steps
 
-D, BATCH, TOKENS = 6, 3, 5
-
-
-class Sum(nn.Module):
-    """Two sublayers that read one norm; `combine` adds both to the stream and returns it with each one's write."""
-
-    def __init__(self, combine):
-        super().__init__()
-        self.n = nn.LayerNorm(D)
-        self.a = nn.ModuleList(nn.Sequential(nn.Linear(D, 9), nn.GELU(), nn.Linear(9, D)) for _ in range(2))
-        self.b = nn.ModuleList(nn.Sequential(nn.Linear(D, 7), nn.Tanh(), nn.Linear(7, D)) for _ in range(2))
-        self.g = nn.Parameter(torch.rand(D) + 0.5)
-        self.combine, self.seen = combine, []
-
-    def forward(self, x, *more):
-        self.seen = []
-        for a, b in zip(self.a, self.b, strict=True):
-            read = self.n(x)
-            before, (x, *writes) = x, self.combine(self, x, a(read), b(read), *more)
-            self.seen += [(before, write) for write in writes]
-        return x
+BATCH, TOKENS = 3, 5
 
 
 def constant(model, x, a, b):
@@ -36,12 +16,16 @@ def constant(model, x, a, b):
 
 
 def learned(model, x, a, b):
-    return x + model.g * (a - b), model.g * a, -model.g * b
+    return x + model.gammas[0] * (a - b), model.gammas[0] * a, -model.gammas[0] * b
 
 
 def transposed(model, x, a, b):
     a, b = a.transpose(0, 1), b.transpose(0, 1)
-    return x + model.g * (a + b).transpose(0, 1), (model.g * a).transpose(0, 1), (model.g * b).transpose(0, 1)
+    return (
+        x + model.gammas[0] * (a + b).transpose(0, 1),
+        (model.gammas[0] * a).transpose(0, 1),
+        (model.gammas[0] * b).transpose(0, 1),
+    )
 
 
 def divided(model, x, a, b):
@@ -78,9 +62,18 @@ def statistics(x, write):
     return {name: formula(write) for name, formula in REFERENCE.items()} | compare_write(x, write)
 
 
-def make(combine, seed=0):
-    torch.manual_seed(seed)
-    return Sum(combine).double(), torch.randn(BATCH, TOKENS, D, dtype=torch.float64)
+def make(combine):
+    """Return a model and its input: two sublayers read one norm; `combine` adds both and returns the sum with each one's write."""
+
+    def run(m, x, *more):
+        m.seen = []
+        for k in range(2):
+            read = m.norms[k](x)
+            before, (x, *writes) = x, combine(m, x, m.mlps[k](read), m.mlps[k + 2](read), *more)
+            m.seen += [(before, write) for write in writes]
+        return x
+
+    return make_steps(run).double(), torch.randn(BATCH, TOKENS, D, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("combine", [constant, learned, transposed, divided, dropout, native_dropout, in_place])
