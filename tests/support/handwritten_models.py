@@ -1,34 +1,21 @@
-"""A small model of handwritten sublayers, and norms in the spellings of real code."""
-
-import math
+"""A small model of handwritten sublayers."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from support.families import noise, shake
+from support.random_models.layouts import Layout, Sizes
+from support.random_models.sublayers import Attention
 
-D, HEADS, VOCAB = 16, 2, 99
+D, VOCAB = 16, 99
 
 
 # --- sublayers -----------------------------------------------------------------------------------------------------------
 
 
-def heads(x):
-    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-
-
-class Attention(nn.Module):
-    """Handwritten attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(D, D) for _ in range(4))
-
-    def forward(self, x):
-        q, k, v = (heads(part(x)) for part in (self.q, self.k, self.v))
-        mixed = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v
-        return self.out(mixed.transpose(1, 2).flatten(-2))
+def make_attention():
+    return Attention(Layout("batch", Sizes(2, 1, 7, D)))
 
 
 class Mlp(nn.Module):
@@ -38,91 +25,6 @@ class Mlp(nn.Module):
 
     def forward(self, x):
         return self.down(F.gelu(self.up(x)))
-
-
-# --- norms ---------------------------------------------------------------------------------------------------------------
-
-
-def llama(x, w, b, eps):
-    wide = x.to(torch.float32)
-    variance = wide.pow(2).mean(-1, keepdim=True)
-    return w * (wide * torch.rsqrt(variance + eps)).to(x.dtype)
-
-
-def gemma(x, w, b, eps):
-    y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
-    return (y * (1.0 + w.float())).type_as(x)
-
-
-def square_root(x, w, b, eps):
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * w
-
-
-def inverse_root(x, w, b, eps):
-    wide = x.double()
-    return (wide * (1 / ((wide**2).mean(-1, keepdim=True) + eps).sqrt())).to(x.dtype) * w
-
-
-def root_plus_eps(x, w, b, eps):
-    """RMSNorm of Zhang and Sennrich's code: eps is outside the root."""
-    rms = x.norm(2, dim=-1, keepdim=True) * x.shape[-1] ** -0.5
-    return w * (x / (rms + eps))
-
-
-def unit_length(x, w, b, eps):
-    return F.normalize(x, dim=-1, eps=eps) * math.sqrt(x.shape[-1]) * w
-
-
-def functional_rms(x, w, b, eps):
-    return F.rms_norm(x, (x.shape[-1],), w, eps)
-
-
-def bare_rms(x, w, b, eps):
-    return F.rms_norm(x, (x.shape[-1],), eps=eps)
-
-
-def annotated(x, w, b, eps):
-    """The Annotated Transformer's: the unbiased deviation, and eps added to it."""
-    return w * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps) + b
-
-
-def variance(x, w, b, eps):
-    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(torch.var(x, -1, unbiased=False, keepdim=True) + eps) * w + b
-
-
-def var_mean(x, w, b, eps):
-    var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-    return torch.addcmul(b, (x - mean) / torch.sqrt(var + eps), w)
-
-
-def centered(x, w, b, eps):
-    c = x.float() - x.float().mean(-1, keepdim=True)
-    return (c * (c * c).mean(-1, keepdim=True).add(eps).rsqrt()).to(x.dtype) * w + b
-
-
-def moments(x, w, b, eps):
-    """The variance as E[x^2] - E[x]^2."""
-    mean, square = x.mean(-1, keepdim=True), x.square().mean(-1, keepdim=True)
-    return (x - mean) / torch.sqrt(square - mean.square() + eps) * w + b
-
-
-def sums(x, w, b, eps):
-    """Means as sums over the width."""
-    d = x.shape[-1]
-    c = x - x.sum(-1, keepdim=True) / d
-    return c / (c.pow(2).sum(-1, keepdim=True) / d + eps) ** 0.5 * w + b
-
-
-def functional_layer(x, w, b, eps):
-    return F.layer_norm(x, (x.shape[-1],), w, b, eps)
-
-
-def native_layer(x, w, b, eps):
-    return torch.native_layer_norm(x, (x.shape[-1],), w, b, eps)[0]
-
-
-RMS_FORMULAS = (llama, gemma, square_root, inverse_root, root_plus_eps, unit_length, functional_rms, bare_rms)
-LAYER_FORMULAS = (annotated, variance, var_mean, centered, moments, sums, functional_layer, native_layer)
 
 
 # --- models --------------------------------------------------------------------------------------------------------------
@@ -143,7 +45,7 @@ class Tiny(nn.Module):
     def __init__(self, step, final_norm):
         super().__init__()
         self.embed, self.positions, self.step = nn.Embedding(VOCAB, D), nn.Embedding(64, D), step
-        self.parts = nn.ModuleList(Part(make(), nn.LayerNorm(D)) for _ in range(2) for make in (Attention, Mlp))
+        self.parts = nn.ModuleList(Part(make(), nn.LayerNorm(D)) for _ in range(2) for make in (make_attention, Mlp))
         self.last = nn.LayerNorm(D) if final_norm else nn.Identity()
 
     def forward(self, ids):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from support.families import shake
-from support.handwritten_models import Attention, Mlp
+from support.handwritten_models import Mlp, make_attention
 from support.several_streams import FORMS, HandMhc, sinkhorn
 
 D = 16
@@ -78,7 +78,7 @@ class RandomProgram(nn.Module):
             shapes = ((n,), (n, n), (n,))
             parts = [Coefficients(rng, kind, n, *shape) for kind, shape in zip(kinds, shapes, strict=True)]
             norms = [rng.choice((nn.LayerNorm, nn.RMSNorm))(D), rng.choice(NORMS)(D)]
-            self.sites.append(nn.ModuleList([*parts, *norms, Attention() if k % 2 == 0 else Mlp()]))
+            self.sites.append(nn.ModuleList([*parts, *norms, make_attention() if k % 2 == 0 else Mlp()]))
         self.offset = nn.Parameter(torch.randn(n, D)) if self.form == "stacked" else None
         self.end, self.norm = Coefficients(rng, rng.choice(READS[:4]), n, n), rng.choice(NORMS[1:])(D)
         self.answer = []

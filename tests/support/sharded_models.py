@@ -14,7 +14,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-WIDTH, HEADS, LAYERS = 16, 4, 2
+from support.handwritten_models import D as WIDTH
+from support.handwritten_models import Mlp
+
+HEADS, LAYERS = 4, 2
 
 
 class Attention(nn.Module):
@@ -28,21 +31,12 @@ class Attention(nn.Module):
         return self.o(y.transpose(1, 2).flatten(2))
 
 
-class FeedForward(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 32, bias=False), nn.Linear(32, WIDTH, bias=False)
-
-    def forward(self, x):
-        return self.down(torch.relu(self.up(x)))
-
-
 class Block(nn.Module):
     """Layer with a learned scale of each write. `post` places the norms on the stream."""
 
     def __init__(self, post=False):
         super().__init__()
-        self.attention, self.feed_forward = Attention(), FeedForward()
+        self.attention, self.feed_forward = Attention(), Mlp()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.scale1, self.scale2 = nn.Parameter(torch.rand(WIDTH) + 0.5), nn.Parameter(torch.rand(WIDTH) + 0.5)
         self.post = post

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import DATA, Frame, Op, Value
 from addnorm.stream.find.norms import find_norms, match_fused
-from support import handwritten_models as parts
+from support.random_models.norms import LAYER_FORMULAS, RMS_FORMULAS
 from support.stream_steps import D, make_steps
 
 EPS = 1e-6
@@ -66,11 +66,11 @@ def test_find_norms_matches_spelling(name):
     assert torch.allclose(norm(norm.x.tensor.double()).float().reshape(y.shape), y, atol=1e-5)
 
 
-@pytest.mark.parametrize("formula", [*parts.RMS_FORMULAS, *parts.LAYER_FORMULAS], ids=lambda formula: formula.__name__)
+@pytest.mark.parametrize("formula", [*RMS_FORMULAS, *LAYER_FORMULAS], ids=lambda formula: formula.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_find_norms_matches_formula_in_dtype(formula, dtype):
     (norm,), _ = norms_of(lambda x, w, b, g: formula(x, w, b, EPS), dtype=dtype)
-    assert norm.kind == ("rms" if formula in parts.RMS_FORMULAS else "layer")
+    assert norm.kind == ("rms" if formula in RMS_FORMULAS else "layer")
 
 
 def test_fused_rms_norm_without_eps_has_the_eps_of_its_arithmetic():

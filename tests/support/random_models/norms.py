@@ -1,5 +1,6 @@
 """Norms in the spellings of real code, each with its formula in float64."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from support import handwritten_models as written
 from support.answers import Norm
 
 
@@ -36,6 +36,91 @@ class Spelling:
     outside: bool = False
     unbiased: bool = False
     has_length: bool = False
+
+
+# --- formulas of x, weight, bias and eps -----------------------------------------------------------------------------------
+
+
+def llama(x, w, b, eps):
+    wide = x.to(torch.float32)
+    variance = wide.pow(2).mean(-1, keepdim=True)
+    return w * (wide * torch.rsqrt(variance + eps)).to(x.dtype)
+
+
+def gemma(x, w, b, eps):
+    y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+    return (y * (1.0 + w.float())).type_as(x)
+
+
+def square_root(x, w, b, eps):
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * w
+
+
+def inverse_root(x, w, b, eps):
+    wide = x.double()
+    return (wide * (1 / ((wide**2).mean(-1, keepdim=True) + eps).sqrt())).to(x.dtype) * w
+
+
+def root_plus_eps(x, w, b, eps):
+    """RMSNorm of Zhang and Sennrich's code: eps is outside the root."""
+    rms = x.norm(2, dim=-1, keepdim=True) * x.shape[-1] ** -0.5
+    return w * (x / (rms + eps))
+
+
+def unit_length(x, w, b, eps):
+    return F.normalize(x, dim=-1, eps=eps) * math.sqrt(x.shape[-1]) * w
+
+
+def functional_rms(x, w, b, eps):
+    return F.rms_norm(x, (x.shape[-1],), w, eps)
+
+
+def bare_rms(x, w, b, eps):
+    return F.rms_norm(x, (x.shape[-1],), eps=eps)
+
+
+def annotated(x, w, b, eps):
+    """The Annotated Transformer's: the unbiased deviation, and eps added to it."""
+    return w * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps) + b
+
+
+def variance(x, w, b, eps):
+    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(torch.var(x, -1, unbiased=False, keepdim=True) + eps) * w + b
+
+
+def var_mean(x, w, b, eps):
+    var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    return torch.addcmul(b, (x - mean) / torch.sqrt(var + eps), w)
+
+
+def centered(x, w, b, eps):
+    c = x.float() - x.float().mean(-1, keepdim=True)
+    return (c * (c * c).mean(-1, keepdim=True).add(eps).rsqrt()).to(x.dtype) * w + b
+
+
+def moments(x, w, b, eps):
+    """The variance as E[x^2] - E[x]^2."""
+    mean, square = x.mean(-1, keepdim=True), x.square().mean(-1, keepdim=True)
+    return (x - mean) / torch.sqrt(square - mean.square() + eps) * w + b
+
+
+def sums(x, w, b, eps):
+    """Means as sums over the width."""
+    d = x.shape[-1]
+    c = x - x.sum(-1, keepdim=True) / d
+    return c / (c.pow(2).sum(-1, keepdim=True) / d + eps) ** 0.5 * w + b
+
+
+def functional_layer(x, w, b, eps):
+    return F.layer_norm(x, (x.shape[-1],), w, b, eps)
+
+
+def native_layer(x, w, b, eps):
+    return torch.native_layer_norm(x, (x.shape[-1],), w, b, eps)[0]
+
+
+RMS_FORMULAS = (llama, gemma, square_root, inverse_root, root_plus_eps, unit_length, functional_rms, bare_rms)
+LAYER_FORMULAS = (annotated, variance, var_mean, centered, moments, sums, functional_layer, native_layer)
 
 
 def _layer(x, eps, weight=None, bias=None):
@@ -67,8 +152,8 @@ SPELLINGS = {
     "nn.LayerNorm without bias": Spelling("layer", module=partial(nn.LayerNorm, bias=False)),
     "nn.LayerNorm without parameters": Spelling("layer", module=BARE, has_weight=False),
     "nn.LayerNorm, weight outside": Spelling("layer", module=BARE),
-    "F.layer_norm": Spelling("layer", written.functional_layer, has_bias=True),
-    "native_layer_norm": Spelling("layer", written.native_layer, has_bias=True),
+    "F.layer_norm": Spelling("layer", functional_layer, has_bias=True),
+    "native_layer_norm": Spelling("layer", native_layer, has_bias=True),
     "F.layer_norm, weight outside": Spelling("layer", lambda x, w, b, eps: _layer(x, eps) * w),
     "F.layer_norm, weight and bias outside": Spelling(
         "layer", lambda x, w, b, eps: _layer(x, eps) * w + b, has_bias=True
@@ -76,25 +161,25 @@ SPELLINGS = {
     "F.layer_norm, 1 + w outside": Spelling("layer", lambda x, w, b, eps: _layer(x, eps) * (w + 1), offset=1.0),
     "F.layer_norm, 1 + w": Spelling("layer", lambda x, w, b, eps: _layer(x, eps, w + 1, b), has_bias=True, offset=1.0),
     "F.layer_norm without parameters": Spelling("layer", lambda x, w, b, eps: _layer(x, eps), has_weight=False),
-    "LayerNorm by var": Spelling("layer", written.variance, has_bias=True),
-    "LayerNorm by var_mean": Spelling("layer", written.var_mean, has_bias=True),
-    "LayerNorm by centred squares": Spelling("layer", written.centered, has_bias=True),
-    "LayerNorm by E[x^2] - E[x]^2": Spelling("layer", written.moments, has_bias=True),
-    "LayerNorm by sums": Spelling("layer", written.sums, has_bias=True),
-    "LayerNorm by std, eps outside": Spelling("layer", written.annotated, has_bias=True, outside=True, unbiased=True),
+    "LayerNorm by var": Spelling("layer", variance, has_bias=True),
+    "LayerNorm by var_mean": Spelling("layer", var_mean, has_bias=True),
+    "LayerNorm by centred squares": Spelling("layer", centered, has_bias=True),
+    "LayerNorm by E[x^2] - E[x]^2": Spelling("layer", moments, has_bias=True),
+    "LayerNorm by sums": Spelling("layer", sums, has_bias=True),
+    "LayerNorm by std, eps outside": Spelling("layer", annotated, has_bias=True, outside=True, unbiased=True),
     "nn.RMSNorm": Spelling("rms", module=nn.RMSNorm),
-    "F.rms_norm": Spelling("rms", written.functional_rms),
+    "F.rms_norm": Spelling("rms", functional_rms),
     "F.rms_norm, weight outside": Spelling("rms", lambda x, w, b, eps: w * F.rms_norm(x, x.shape[-1:], eps=eps)),
-    "F.rms_norm without weight": Spelling("rms", written.bare_rms, has_weight=False),
-    "RMSNorm as in Llama": Spelling("rms", written.llama),
-    "RMSNorm as in Gemma, 1 + w": Spelling("rms", written.gemma, offset=1.0),
-    "RMSNorm by sqrt": Spelling("rms", written.square_root),
-    "RMSNorm by the inverse root": Spelling("rms", written.inverse_root),
+    "F.rms_norm without weight": Spelling("rms", bare_rms, has_weight=False),
+    "RMSNorm as in Llama": Spelling("rms", llama),
+    "RMSNorm as in Gemma, 1 + w": Spelling("rms", gemma, offset=1.0),
+    "RMSNorm by sqrt": Spelling("rms", square_root),
+    "RMSNorm by the inverse root": Spelling("rms", inverse_root),
     "RMSNorm as in Moshi": Spelling("rms", rms_weight_first),
     "RMSNorm by the logarithm": Spelling("rms", rms_by_logarithm),
     "RMSNorm by a product": Spelling("rms", rms_by_product),
-    "RMSNorm, eps outside": Spelling("rms", written.root_plus_eps, outside=True),
-    "RMSNorm by F.normalize": Spelling("rms", written.unit_length, has_length=True),
+    "RMSNorm, eps outside": Spelling("rms", root_plus_eps, outside=True),
+    "RMSNorm by F.normalize": Spelling("rms", unit_length, has_length=True),
     "ScaleNorm": Spelling("scale", scale_norm, has_length=True),
     "F.normalize": Spelling(
         "scale", lambda x, w, b, eps: F.normalize(x, dim=-1, eps=eps), has_weight=False, has_length=True
