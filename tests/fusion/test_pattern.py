@@ -8,6 +8,7 @@ from torch.nn import functional as F
 import addnorm
 from support.fused_model import Model
 from support.graph_capture import D, X, capture_graphs, fuse_function, run_both
+from support.random_models.norms import functional_rms, gemma, llama
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.*:UserWarning")
 ROUNDS = "its norm rounds intermediate results that the fused call keeps exact"
@@ -58,55 +59,40 @@ def test_add_in_place_is_read_through_its_argument():
     assert fuse_function(forward).reasons == [None]
 
 
-# --- norms: formulas of x, weight and bias ---------------------------------------------------------------------------------
+# --- norms: formulas of x, weight, bias and eps -----------------------------------------------------------------------------
 
 
-def llama(x, w, b):
-    h = x.to(torch.float32)
-    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS)
-    return w * h.to(x.dtype)
-
-
-def gemma(x, w, b):
-    h = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + EPS)
-    return (h * (1.0 + w.float())).type_as(x)
-
-
-def olmo(x, w, b):
+def olmo(x, w, b, eps):
     h = x.float()
-    return (w * (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS))).to(x.dtype)
+    return (w * (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps))).to(x.dtype)
 
 
-def t5(x, w, b):
+def t5(x, w, b, eps):
     variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
-    h = x * torch.rsqrt(variance + EPS)
+    h = x * torch.rsqrt(variance + eps)
     return w * (h.to(w.dtype) if w.dtype in (torch.float16, torch.bfloat16) else h)
 
 
-def cohere(x, w, b):
+def cohere(x, w, b, eps):
     h = x.float()
     mean = h.mean(-1, keepdim=True)
-    h = (h - mean) * torch.rsqrt((h - mean).pow(2).mean(-1, keepdim=True) + EPS)
+    h = (h - mean) * torch.rsqrt((h - mean).pow(2).mean(-1, keepdim=True) + eps)
     return (w.float() * h).to(x.dtype)
 
 
-def one_plus(x, w, b):
-    return F.layer_norm(x, (D,), w + 1, b, EPS)  # w + 1 is rounded to the weight's dtype
+def one_plus(x, w, b, eps):
+    return F.layer_norm(x, (D,), w + 1, b, eps)  # w + 1 is rounded to the weight's dtype
 
 
-def own(x, w, b):
+def own(x, w, b, eps):
     h = x.double() if x.dtype == torch.float64 else x.float()
     var, mean = torch.var_mean(h, -1, correction=0, keepdim=True)
-    return ((h - mean) / (var + EPS).sqrt() * w + b).to(x.dtype)
-
-
-def torch_rms(x, w, b):
-    return F.rms_norm(x, (D,), w, EPS)
+    return ((h - mean) / (var + eps).sqrt() * w + b).to(x.dtype)
 
 
 NARROW = (llama, gemma, olmo, t5, cohere)  # they compute float64 in float32
 CASTINGS = {llama: "llama", t5: "llama"}
-NORMS = (*NARROW, one_plus, own, torch_rms)
+NORMS = (*NARROW, one_plus, own, functional_rms)
 
 
 @pytest.mark.parametrize("formula", NORMS, ids=lambda formula: formula.__name__)
@@ -114,7 +100,7 @@ def test_decomposed_norms_keep_bits_in_low_precision(formula):
     whole = torch.randint(-9, 10, (4, 50, D))  # their squares have the same exact sum in any order
     for dtype in (torch.bfloat16, torch.float16):
         capture = fuse_function(
-            lambda m, x: formula(x + 0.0 * m.f(x), m.weight, m.bias), (whole.to(dtype),),
+            lambda m, x: formula(x + 0.0 * m.f(x), m.weight, m.bias, EPS), (whole.to(dtype),),
             gradients=False, dtype=dtype, limit=2e-2,
         )  # fmt: skip
         assert capture.reasons == [None]
@@ -126,7 +112,7 @@ def test_decomposed_norms_keep_bits_in_low_precision(formula):
 
 @pytest.mark.parametrize("formula", NORMS, ids=lambda formula: formula.__name__)
 def test_decomposed_norms_are_exact_in_float32_and_float64(formula):
-    function = block(norm=lambda m, z: formula(z, m.weight, m.bias))
+    function = block(norm=lambda m, z: formula(z, m.weight, m.bias, EPS))
     capture = fuse_function(function, gradients=False, limit=1e-6)
     assert capture.reasons == [None]
     assert capture.boundaries[0].weight is not None  # in the call, not multiplied after it

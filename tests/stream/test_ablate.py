@@ -80,6 +80,7 @@ ADDS = {
     "x - f": lambda x, f, g: x - f,
     "addcmul": lambda x, f, g: torch.addcmul(x, g, f),
     "lerp": lambda x, f, g: torch.lerp(x, f, 0.25),
+    "difference": lambda x, f, g: x + g * (f - x),
     "in place": lambda x, f, g: x.clone().add_(f),
     "in place, in the write": lambda x, f, g: f.add_(x),
     "in place, through a view": lambda x, f, g: x.clone().view(-1, D).add_(f.view(-1, D)).view(x.shape),
@@ -97,7 +98,7 @@ def test_every_form_of_the_add(name, x):
     def one_add(m, x):
         f = m.gates[0](m.norms[0](x))
         whole = ADDS[name](x, f, m.gammas[0])
-        kept = x * 0.75 if name == "lerp" else x
+        kept = x * {"lerp": 0.75, "difference": 1 - m.gammas[0]}.get(name, 1.0)
         return m.last(kept + (whole - kept) * m.factor) if m.factor != 1.0 else m.last(whole)
 
     model = make_steps(one_add)

@@ -8,15 +8,6 @@ def attend(m, k, q, keys, values):
     return m.mlps[k]((m.gates[k](q) @ keys.mT).softmax(-1) @ values)
 
 
-def in_turn(m, x, other, p):
-    """Pre-LN streams; the second reads what the first has just written."""
-    for k in (0, 2, 4):
-        x = x + attend(m, k, m.norms[k](x), m.context(other), m.context(other))
-        y = m.norms[k + 1](other)
-        other = other + attend(m, k + 1, y, m.others[k](x), m.others[k](x))
-    return m.last(x), m.bare(other)
-
-
 def in_turn_once(m, x, other, p):
     """The last sublayer of the first stream reads the second one, which nothing else does."""
     for k in (0, 2):

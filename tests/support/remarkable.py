@@ -71,19 +71,13 @@ missing_residual = replace(lambda m, x: m.mlps[3](x))
 summed_residual = replace(lambda m, x: m.gates[0](x + m.mlps[3](x)))  # the sum is projected
 
 
-class Beside(nn.Module):
-    """Layer of a graph transformer: attention and a sublayer side by side, whose sums with x are added."""
-
-    def __init__(self):
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(3))
-        self.local, self.mlp = (nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D)) for _ in range(2))
-        self.q, self.out = nn.Linear(D, D), nn.Linear(D, D)
-
-    def forward(self, x):
-        attention = self.out(torch.softmax(self.q(x) @ x.transpose(1, 2), -1) @ x)
-        x = self.norms[0](x + self.local(x)) + self.norms[1](x + attention)
-        return self.norms[2](x + self.mlp(x))
+def beside(m, x):
+    """Run layers of a graph transformer: attention and a sublayer side by side, whose sums with x are added."""
+    for k in (0, 2):
+        attention = m.gates[k](torch.softmax(m.gates[k + 1](x) @ x.mT, -1) @ x)
+        x = m.norms[k](x + m.mlps[k](x)) + m.norms[k + 1](x + attention)
+        x = m.others[k](x + m.mlps[k + 1](x))
+    return x
 
 
 # Weights.

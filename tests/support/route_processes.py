@@ -5,11 +5,9 @@ Every process computes the result of eager mode with all samples itself, and com
 
 import functools
 import warnings
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -21,7 +19,6 @@ from support.route_calls import Run, compare, cotangent, gradients_of, run_eager
 from support.route_models import OPERATIONS
 
 WORLD_SIZE = 2
-Units = Callable[[nn.Module], list[nn.Module]]
 
 
 def make_mesh():

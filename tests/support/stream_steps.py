@@ -86,13 +86,7 @@ def normalize(m, x):
     return m.last(x)
 
 
-# Norms whose weight is outside of torch's norm, interpolations, gates.
-
-
-lerp = repeat(lambda m, k, x: torch.lerp(x, m.branch(k, x), m.gammas[k]))
-
-
-difference = repeat(lambda m, k, x: x + m.gammas[k] * (m.branch(k, x) - x))
+# Norms whose weight is outside of torch's norm.
 
 
 def norm_image(m, k, x):
@@ -109,16 +103,6 @@ def stacked_sublayers(m, x):
 
 
 # Streams that are cut and joined.
-
-
-def reversible_halves(m, x):
-    x = torch.cat([x, x], -1)
-    for k in (0, 2, 4):
-        a, b = x.chunk(2, -1)
-        a = a + m.branch(k, b)
-        b = b + m.branch(k + 1, a)
-        x = torch.cat([a, b], -1)
-    return torch.stack(x.chunk(2, -1)).mean(0)
 
 
 def joined_twice(m, x, other):
@@ -142,14 +126,6 @@ def fused_tokens(m, x, other):
     return x
 
 
-def scaled_stream(m, x):
-    """Multiply the stream by a gate between two layers."""
-    for k in range(4):
-        x = x + m.branch(k, x)
-        x = x * m.gates[k](x).sigmoid() if k == 1 else x
-    return x
-
-
 def summed_streams(m, x, other):
     """Add the end of another stream to the end of one, before its norm."""
     for k in range(3):
@@ -170,12 +146,6 @@ def partly_normed(m, x, other):
 
 # Add positions before the norm of each sublayer.
 norm_of_a_sum = repeat(lambda m, k, x: m.others[k](x + m.branch(k, x + m.shifts[:5])), count=3)
-
-
-def clamped(m, x):
-    for k in range(3):
-        x = (x + m.branch(k, x)).clamp(-0.5, 0.5)
-    return x + m.branch(3, x)
 
 
 def two_heads(m, x):

@@ -189,18 +189,3 @@ def test_fuse_refuses_quantized_weights():
     quantize(model)
     with pytest.raises(ValueError, match=r"model has layers.0.linear1.weight, a Quantized, expected plain tensors"):
         addnorm.fuse(model, X)
-
-
-def test_torchao_weights():
-    quantization = pytest.importorskip("torchao.quantization")
-    model = build().eval()
-    quantization.quantize_(
-        model,
-        quantization.Int8DynamicActivationInt8WeightConfig(),
-        filter_fn=lambda module, name: isinstance(module, nn.Linear) and "out_proj" not in name,
-    )
-    assert addnorm.inspect(model, X).closes
-    with addnorm.record(model) as rec, torch.no_grad():
-        model(X)
-    assert all(value == value for _, value in rec.series("params", "l2"))
-    assert addnorm.decompose(model, X).closure < 1e-5

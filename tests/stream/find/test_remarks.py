@@ -4,11 +4,9 @@ import re
 
 import pytest
 import torch
-from torch import nn
 
 from addnorm import inspect
 from support import remarkable as made
-from support.families import shake
 from support.stream_steps import make_steps, noise
 
 ONE = (noise(2, 5, 16),)
@@ -51,5 +49,5 @@ def test_remark_is_made_where_it_is_so(kind):
 
 
 def test_no_residual_is_missing_where_a_layer_adds_to_the_stream():
-    inspection = inspect(shake(nn.Sequential(made.Beside(), made.Beside()).eval()), *ONE)
+    inspection = inspect(make_steps(made.beside), *ONE)
     assert [stream.remarks for stream in inspection.streams] == [()] * 3

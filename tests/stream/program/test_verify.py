@@ -10,6 +10,7 @@ import addnorm
 from addnorm import wirings
 from support.several_streams import FORMS, LAYERS, D, build_transformers, make_mhc
 from support.stacks import encoder
+from support.stream_steps import make_steps
 
 A, B, C = "A, the mixing matrix, is ", "B, the weights of the write, is ", "C, the weights of the read, is "
 SITES = 2 * LAYERS
@@ -150,28 +151,24 @@ def test_one_stream_and_several_have_other_states():
     assert sentence == "the number of streams is 2, expected 4"
 
 
+def rotate(angle):
+    c, s = math.cos(angle), math.sin(angle)
+    return torch.tensor([[c, s], [-s, c]])
+
+
 def test_constant_matrices_are_compared_as_numbers():
-    class Halves(torch.nn.Module):
-        """Two streams whose mixing is a buffer, rounded in bfloat16."""
+    def run(m, x):
+        """Run two streams whose mixing is a buffer, rounded in bfloat16."""
+        streams = torch.stack([x, 0.5 * x], -2)
+        for k in range(4):
+            write = torch.tanh(m.branch(k, streams[..., 0, :]))
+            streams = m.mix @ streams + write.unsqueeze(-2) * torch.tensor([[1.0], [0.5]], dtype=x.dtype)
+        return m.last(streams[..., 0, :] + streams[..., 1, :])
 
-        def __init__(self, angle):
-            super().__init__()
-            c, s = math.cos(angle), math.sin(angle)
-            self.mix = torch.nn.Buffer(torch.tensor([[c, s], [-s, c]]))
-            self.branches = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(4))
-            self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(D, eps=1e-6) for _ in range(5))
-
-        def forward(self, x):
-            streams = torch.stack([x, 0.5 * x], -2)
-            for branch, norm in zip(self.branches, self.norms, strict=False):
-                write = torch.tanh(branch(norm(streams[..., 0, :])))
-                streams = self.mix @ streams + write.unsqueeze(-2) * torch.tensor([[1.0], [0.5]], dtype=x.dtype)
-            return self.norms[-1](streams[..., 0, :] + streams[..., 1, :])
-
-    torch.manual_seed(0)
-    model, x = Halves(0.4).eval(), torch.randn(2, 5, D)
-    half, other = copy.deepcopy(model).bfloat16(), Halves(0.5).eval()
-    other.load_state_dict({**model.state_dict(), "mix": other.mix})
+    model, x = make_steps(run), torch.randn(2, 5, D)
+    model.mix = torch.nn.Buffer(rotate(0.4))
+    half, other = copy.deepcopy(model).bfloat16(), copy.deepcopy(model)
+    other.mix.copy_(rotate(0.5))
     found = addnorm.verify(half, x.bfloat16(), like=model)
     assert not found.deviations, str(found)
     assert "the matrix A is" in str(addnorm.verify(other, x, like=model))

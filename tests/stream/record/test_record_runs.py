@@ -74,19 +74,6 @@ def test_empty_inputs_are_not_recorded():
     assert "Note: forward 1 had an empty input: it is not recorded." in str(rec)
 
 
-def test_each_forward_is_a_step(ids):
-    """Record the gradients of each forward's own backward."""
-    model = Model()
-    alone = [step(model, part) for part in ids.split(1)]
-    model.zero_grad()
-    with addnorm.record(model) as rec:
-        for part in ids.split(1):
-            compute_loss(model(part)).backward()
-    for k, recording in enumerate(alone):
-        for role, name in (("params", "grad_l2"), ("grad", "l2"), ("write", "ratio")):
-            assert column(rec, role, name, k) == pytest.approx(column(recording, role, name), rel=1e-4)
-
-
 def test_accumulate_is_one_step(ids):
     model = Model()
     model.zero_grad()
