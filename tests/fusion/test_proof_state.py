@@ -13,6 +13,7 @@ from torch import nn
 from addnorm.fusion.proof import prove
 from addnorm.stream.dataflow import snapshot
 from support.changed_models import Function, X, make_layer, with_library_norms
+from support.equality import assert_same
 from support.families import families
 
 
@@ -79,7 +80,7 @@ def test_proof_restores_after_an_error(error):
         prove(model, model, after, (x,), {})
     assert state() == before
     assert torch.equal(x, X)
-    assert all(torch.equal(value, held[name]) for name, value in model.state_dict().items())
+    assert_same(model.state_dict(), held)
 
 
 def test_interrupt_while_restoring_leaves_the_state(monkeypatch):
@@ -94,7 +95,7 @@ def test_interrupt_while_restoring_leaves_the_state(monkeypatch):
     monkeypatch.setattr(snapshot, "_equal", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prove(model, model, model, (X,), {})
-    assert all(torch.equal(value, held[name]) for name, value in model.state_dict().items())
+    assert_same(model.state_dict(), held)
 
 
 def test_proof_copies_outputs_that_alias_buffers():

@@ -24,6 +24,11 @@ def drawn(function, *inputs, dtype=torch.float32, seed=3):
     return low, high
 
 
+def assert_close(low, high):
+    assert torch.equal(low == 0, high == 0)
+    torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
+
+
 # Methods that draw in place, with their arguments.
 IN_PLACE = {
     "bernoulli_": (0.3,), "uniform_": (-1, 2), "normal_": (1, 2), "exponential_": (2,), "cauchy_": (), "log_normal_": (),
@@ -81,16 +86,14 @@ USED = {
 def test_replayed_masks_with_float64_arithmetic(name):
     low, high = drawn(USED[name], X)
     assert high.dtype == torch.float64
-    assert torch.equal(low == 0, high == 0)
-    torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
+    assert_close(low, high)
     if "gumbel" not in name and "ours" not in name and "alpha" not in name:
         factors = high / X.double()
         assert len(factors.round(decimals=12).unique()) <= 2  # 0 and 1 / (1 - p), which float32 cannot represent
 
 
 def test_replay_covers_attention_dropout():
-    low, high = drawn(lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5), Q)
-    torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
+    assert_close(*drawn(lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5), Q))
 
 
 def test_replay_covers_checkpoints():
@@ -103,8 +106,7 @@ def test_replay_covers_checkpoints():
     low = gradient(torch.float32)
     with RngReplay(torch.float32):
         high = gradient(torch.float64)
-    assert torch.equal(low == 0, high == 0)
-    torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
+    assert_close(low, high)
 
 
 def test_replay_leaves_other_dtypes():

@@ -8,6 +8,7 @@ import torch
 import addnorm
 from support.instrumented_model import column, record
 from support.scaled_model import Model
+from support.stream_steps import make_steps, repeat
 
 
 def writes(rec):
@@ -67,17 +68,8 @@ def test_copy_of_recorded_model_is_not_recorded(model, x):
     assert rec.steps == (0,)
 
 
-class Masked(Model):
-    """Model whose adds multiply each write by a number for each token."""
-
-    def forward(self, x, mask):
-        for norm, f in zip(self.norm, self.f, strict=True):
-            x = torch.addcmul(x, mask, f(norm(x)))
-        return x
-
-
 def test_mean_of_write_with_token_factor_is_refused(x):
-    model, mask = Masked(), torch.rand(2, 5, 1)
+    model, mask = make_steps(repeat(lambda m, k, x, mask: torch.addcmul(x, mask, m.branch(k, x)))), torch.rand(2, 5, 1)
     site = addnorm.inspect(model, x, mask).sites[1]
     with (
         pytest.raises(RuntimeError, match="its write by another factor for each token"),

@@ -5,20 +5,15 @@ from torch import nn
 
 import addnorm
 from support.stacks import torch_encoder
+from support.stream_steps import make_steps
 
 D, STEPS = 16, 4
 
 
-class Scaled(nn.Module):
-    """Model whose stream is multiplied by a parameter between the adds: no known wiring and no balance."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two, self.scale = nn.Linear(D, D), nn.Linear(D, D), nn.Parameter(torch.rand(D) + 0.5)
-
-    def forward(self, x):
-        x = (x + torch.tanh(self.one(x))) * self.scale
-        return x + torch.tanh(self.two(x))
+def scaled(m, x):
+    """Multiply the stream by a parameter between the adds: no known wiring and no balance."""
+    x = (x + torch.tanh(m.gates[0](x))) * m.last.weight
+    return x + torch.tanh(m.gates[1](x))
 
 
 def encoder(norm_first):
@@ -44,7 +39,12 @@ def write_recordings(folder):
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        models = {"post_ln": encoder(False), "pre_ln": encoder(True), "scaled": Scaled(), "two_streams": TwoStreams()}
+        models = {
+            "post_ln": encoder(False),
+            "pre_ln": encoder(True),
+            "scaled": make_steps(scaled),
+            "two_streams": TwoStreams(),
+        }
         recordings = {}
         for name, model in models.items():
             with addnorm.record(model) as rec:

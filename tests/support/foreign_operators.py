@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from support.stream_steps import make_mlp
+
 D, EPS = 16, 1e-5
 faults = {}  # what the operators do wrong: "eps", "sign", "swap"
 
@@ -186,7 +188,7 @@ class AddNorm(nn.Module):
 class Layer(nn.Module):
     def __init__(self, name):
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D))
+        self.mlp = make_mlp()
         self.norm = AddNorm(name)
         self.gate = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D))
 

@@ -78,6 +78,13 @@ def record(model, *inputs, **options):
     return rec
 
 
+def assert_same_table(actual, expected, **tolerance):
+    """Check that two recordings have the same numbers of the same statistics."""
+    assert [row[:5] for row in actual.table()] == [row[:5] for row in expected.table()]
+    values = ([row.value for row in rec.table()] for rec in (actual, expected))
+    torch.testing.assert_close(*(torch.tensor(of, dtype=torch.float64) for of in values), equal_nan=True, **tolerance)
+
+
 def column(rec, role, statistic, step=None):
     """Return a statistic of the sublayers by depth, at a step or the last one."""
     return [value for site, value in rec.series(role, statistic, step) if site.layer is not None]

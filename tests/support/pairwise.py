@@ -30,14 +30,12 @@ def product(*axes, always=()):
 
 def rotate(first, second, times):
     """Return the product as pytest parameters: each value of `first` with `times` of `second` in turn. The others are slow."""
-    rows = []
-    for i, value in enumerate(first):
-        chosen = {(i * times + k) % len(second) for k in range(times)}
-        rows += [
-            (value, other) if j in chosen else pytest.param(value, other, marks=pytest.mark.slow)
-            for j, other in enumerate(second)
-        ]
-    return rows
+    chosen = [(i, (i * times + k) % len(second)) for i in range(len(first)) for k in range(times)]
+    return [
+        (value, other) if (i, j) in chosen else pytest.param(value, other, marks=pytest.mark.slow)
+        for i, value in enumerate(first)
+        for j, other in enumerate(second)
+    ]
 
 
 def some(names, chosen):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from support.stream_steps import D, normalize, repeat, run_layers
+from support.stream_steps import D, make_mlp, normalize, repeat, run_layers
 
 
 def run_post(m, x, first=0, last=3, b=1.0):
@@ -88,7 +88,7 @@ class Routed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.mlps = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D)) for _ in range(4))
+        self.mlps = nn.ModuleList(make_mlp() for _ in range(4))
 
     def forward(self, x, k):
         return self.mlps[k](x)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from addnorm import ResidualStack
+from support.stream_steps import make_mlp
 
 D, LAYERS, EPS = 12, 3, 1e-2
 
@@ -25,12 +26,8 @@ class Attention(nn.Module):
         return self.out(mixed)
 
 
-def feed_forward():
-    return nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D)).double()
-
-
 def make_sublayers():
-    return [make() for _ in range(LAYERS) for make in (Attention, feed_forward)]
+    return [make() for _ in range(LAYERS) for make in (Attention, lambda: make_mlp(D).double())]
 
 
 def make_stack(wiring, modules=None, norm="layer", **options):

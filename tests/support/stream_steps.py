@@ -25,6 +25,10 @@ class Outer(nn.Module):
         return run(x)
 
 
+def make_mlp(d=D):
+    return nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
+
+
 class Steps(nn.Module):
     """Parts for six sublayers and the function that runs them."""
 
@@ -34,7 +38,7 @@ class Steps(nn.Module):
         self.norms, self.others = (nn.ModuleList(nn.LayerNorm(D) for _ in range(6)) for _ in range(2))
         self.bare = nn.LayerNorm(D, elementwise_affine=False)
         self.last, self.context = nn.LayerNorm(D), nn.LayerNorm(D)
-        self.mlps = nn.ModuleList(nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D)) for _ in range(6))
+        self.mlps = nn.ModuleList(make_mlp() for _ in range(6))
         self.gates = nn.ModuleList(nn.Linear(D, D) for _ in range(6))
         self.convolutions = nn.ModuleList(nn.Conv2d(D, D, 3, padding=1) for _ in range(3))
         self.gammas, self.shifts = (nn.Parameter(torch.zeros(6, D)) for _ in range(2))

@@ -7,13 +7,9 @@ import torch
 from torch import nn
 
 import addnorm
-from support.stream_steps import D, make_steps, noise
+from support.stream_steps import D, make_mlp, make_steps, noise, normalize, repeat
 
 INPUTS = noise(2, 6, D), noise(2, 4, D, seed=1)
-
-
-def feed_forward():
-    return nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D))
 
 
 def attend(gate, c, x):
@@ -63,21 +59,11 @@ def test_ablation_by_id_of_one_stream(model):
 
 def test_sublayer_called_final():
     """Record a module whose id is that of the final norm in other recordings."""
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.first, self.final, self.last = feed_forward(), feed_forward(), nn.LayerNorm(D)
-
-        def forward(self, x):
-            x = x + self.first(x)
-            return self.last(x + self.final(x))
-
-    model = Model()
+    model = make_steps(repeat(lambda m, k, x: x + (m.final if k else m.mlps[0])(x), count=2, end=normalize))
+    model.final = make_mlp()
     with addnorm.record(model) as rec:
-        model(torch.randn(2, 3, D)).sum().backward()
-    assert [site.id for site in rec.sites] == ["stream/x_0", "first", "final", "stream/final"]
+        model(INPUTS[0]).sum().backward()
+    assert [site.id for site in rec.sites] == ["stream/x_0", "mlps.0", "final", "stream/final"]
 
 
 class Hourglass(nn.Module):
@@ -86,7 +72,7 @@ class Hourglass(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.middle, self.last = Pair(), feed_forward(), Pair()
+        self.first, self.middle, self.last = Pair(), make_mlp(), Pair()
 
     def forward(self, x):
         x = self.first(x)
@@ -96,7 +82,7 @@ class Hourglass(nn.Module):
 class Pair(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.f, self.g = nn.LayerNorm(D), feed_forward(), feed_forward()
+        self.norm, self.f, self.g = nn.LayerNorm(D), make_mlp(), make_mlp()
 
     def forward(self, x):
         x = x + self.f(self.norm(x))

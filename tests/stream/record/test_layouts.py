@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import addnorm
-from support.instrumented_model import REFERENCE, column, compute_loss
+from support.instrumented_model import REFERENCE, assert_same_table, column, compute_loss, step
 from support.random_models.chains import make_chain
 from support.random_models.layouts import Sizes
 from support.random_models.numbers import compare_ablations, compare_components, compare_recording
@@ -69,8 +69,7 @@ def top(t):
 
 def test_gradients_and_norms_equal_those_by_hand(case):
     model, (x,) = case.model, case.inputs
-    with addnorm.record(model) as rec:
-        compute_loss(model(x)).backward()
+    rec = step(model, x)
     trace = model.trace(x)
     states = [trace.start, *(site.out for site in trace.sites)]
     for state in states:
@@ -90,8 +89,8 @@ def test_gradients_and_norms_equal_those_by_hand(case):
 def run_averaged(model, x, number):
     """Return the output of a chain by hand, where the write of one sublayer is replaced by its mean over all tokens."""
     x = model.start(x)
-    for k, step in enumerate(step for layer in model.layers for step in layer.steps):
-        site = step.by_hand(x)
+    for k, part in enumerate(part for layer in model.layers for part in layer.steps):
+        site = part.by_hand(x)
         x = x + site.write.mean((0, 1)) if k == number else site.out
     return model.finish(x, by_hand=True)
 
@@ -104,7 +103,7 @@ def test_mean_over_all_tokens(case, inspection):
 
 
 def test_streams_of_a_transformer_have_the_numbers_of_any_order():
-    tables = []
+    recordings = []
     for batch_first in (True, False):
         torch.manual_seed(0)
         model = make_transformer(batch_first=batch_first, dtype=torch.float64)
@@ -112,7 +111,6 @@ def test_streams_of_a_transformer_have_the_numbers_of_any_order():
         with addnorm.record(model) as rec:
             y = model(*(x if batch_first else x.transpose(0, 1) for x in inputs))
             compute_loss(y if batch_first else y.transpose(0, 1)).backward()
-        tables.append(rec.table())
-    assert [row[:-1] for row in tables[0]] == [row[:-1] for row in tables[1]]
+        recordings.append(rec)
+    assert_same_table(*recordings, rtol=EXACT, atol=1e-12)
     assert len(rec.streams) == 2
-    assert [row.value for row in tables[1]] == pytest.approx([row.value for row in tables[0]], rel=EXACT)

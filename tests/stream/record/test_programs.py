@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from addnorm.lab.streams import StreamsRecorder
 from addnorm.stream.record.schema import STATISTICS, find_statistic
 from addnorm.wirings.coefficients.base import CoefficientModule
 from support.expansion import record_mhc
-from support.instrumented_model import column, similarity
+from support.instrumented_model import column, compute_loss, record, similarity, step
 from support.several_streams import FORMS, build_transformers, make_mhc
 from support.stacks import encoder
 
@@ -28,28 +29,31 @@ def test_numbers_equal_formulas_of_recorded_run(form, masked):
     run = record_mhc(form, dtype=torch.float64)
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[0, 2:] = not masked
-    with addnorm.record(run.model, tokens=mask if masked else None) as rec:
-        run.model(run.x)
+    rec = record(run.model, run.x, tokens=mask if masked else None)
     states = [x[mask] for x in run.states]
     c, a, b, w = ([getattr(site, name)[mask] for site in run.sites] for name in "cabw")
     before, after = states[:-1], states[1:]
     writes = [inject[..., None] * write[..., None, :] for inject, write in zip(b, w, strict=True)]
-    assert column(rec, "in", "rms") == exact([x.square().mean().sqrt() for x in before])
-    assert column(rec, "out", "l2") == exact([x.flatten(1).norm(dim=-1).mean() for x in after])
-    assert column(rec, "out", "max_2") == exact([x[:, 2].abs().max() for x in after])
-    assert column(rec, "out", "rms_3") == exact([x[:, 3].square().mean().sqrt() for x in after])
-    assert column(rec, "raw", "rms") == exact([write.square().mean().sqrt() for write in w])
-    assert column(rec, "write", "l2") == exact([write.flatten(1).norm(dim=-1).mean() for write in writes])
     pairs = [(write.flatten(1), (x - write).flatten(1)) for write, x in zip(writes, after, strict=True)]
-    assert column(rec, "write", "ratio") == exact([(write.norm(dim=-1) / x.norm(dim=-1)).mean() for write, x in pairs])
-    assert column(rec, "write", "cosine") == exact([torch.cosine_similarity(*pair, -1).mean() for pair in pairs])
     share = [(write * x).sum(-1) / x.square().sum(-1) for write, x in zip(writes, after, strict=True)]
-    assert column(rec, "write", "share_1") == exact([s[:, 1].mean() for s in share])
+    reads = [(collapse[..., None] * x).sum(-2) for collapse, x in zip(c, before, strict=True)]
+    numbers = {
+        ("in", "rms"): [x.square().mean().sqrt() for x in before],
+        ("out", "l2"): [x.flatten(1).norm(dim=-1).mean() for x in after],
+        ("out", "max_2"): [x[:, 2].abs().max() for x in after],
+        ("out", "rms_3"): [x[:, 3].square().mean().sqrt() for x in after],
+        ("raw", "rms"): [write.square().mean().sqrt() for write in w],
+        ("write", "l2"): [write.flatten(1).norm(dim=-1).mean() for write in writes],
+        ("write", "ratio"): [(write.norm(dim=-1) / x.norm(dim=-1)).mean() for write, x in pairs],
+        ("write", "cosine"): [torch.cosine_similarity(*pair, -1).mean() for pair in pairs],
+        ("write", "share_1"): [s[:, 1].mean() for s in share],
+        ("norm_in", "rstd"): [(r.square().mean(-1) + 1e-6).rsqrt().mean() for r in reads],
+    }
+    for (role, statistic), values in numbers.items():
+        assert column(rec, role, statistic) == exact(values), (role, statistic)
     square = 1 if form == "tuple" else 0  # there the first state is one value, four times
     backward = [(mix.sum(-2) - 1).abs().max() for mix in a]
     assert column(rec, "matrices", "backward") == exact(backward[square:], abs=1e-12)
-    reads = [(collapse[..., None] * x).sum(-2) for collapse, x in zip(c, before, strict=True)]
-    assert column(rec, "norm_in", "rstd") == exact([(r.square().mean(-1) + 1e-6).rsqrt().mean() for r in reads])
     if not masked:
         expected = similarity(run.states[1].flatten(-2))
         assert column(rec, "out", "similarity")[0] == pytest.approx(expected, rel=1e-5)
@@ -61,15 +65,14 @@ def test_numbers_equal_formulas_of_recorded_run(form, masked):
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_are_those_of_autograd(form):
     """Compare with the gradients of the rest of the model, and the frozen ones with those of detached coefficients."""
-    run, weights = record_mhc(form, dtype=torch.float64), torch.randn(2, 5, 16, dtype=torch.float64)
+    run = record_mhc(form, dtype=torch.float64)
     run.model.requires_grad_(False)
-    with addnorm.record(run.model) as rec:
-        (run.model(run.x.clone().requires_grad_()) * weights).sum().backward()
+    rec = step(run.model, run.x.clone().requires_grad_())
     for role in ("grad", "grad_frozen"):
         assert len(column(rec, role, "l2")) == len(run.sites)
         for k, found in enumerate(column(rec, role, "l2")):
             state = run.states[k + 1].clone().requires_grad_()
-            (finish(run, state, k + 1, is_detached=role == "grad_frozen") * weights).sum().backward()
+            compute_loss(finish(run, state, k + 1, is_detached=role == "grad_frozen")).backward()
             assert found == pytest.approx(float(state.grad.flatten(-2).norm(dim=-1).mean()), rel=1e-9)
             of_stream = float(state.grad[..., 1, :].square().mean().sqrt())
             assert column(rec, role, "rms_1")[k] == pytest.approx(of_stream, rel=1e-9)
@@ -80,39 +83,19 @@ def test_gradients_are_those_of_autograd(form):
 @pytest.mark.parametrize("wiring", ["mhc", "hyper_connections", "gated_residual", "attention_residuals", "muddformer"])
 def test_frozen_gradients_of_own_stacks(wiring):
     def record_grads(role, is_detached):
-        model, (x, weights) = encoder(wiring).double(), torch.randn(2, 2, 5, 16, dtype=torch.float64)
+        model = encoder(wiring).double()
         for name, p in model.stack.named_parameters():
             if "coefficients" in name:
                 torch.nn.init.normal_(p, std=0.3)
         for module in model.modules():
             if is_detached and isinstance(module, CoefficientModule):
                 module.register_forward_hook(lambda module, args, out: tree_map_only(torch.Tensor, torch.detach, out))
-        with addnorm.record(model) as rec:
-            (model(x.requires_grad_()) * weights).sum().backward()
+        rec = step(model, torch.randn(2, 5, 16, dtype=torch.float64, requires_grad=True))
         return {(row.site, row.statistic): row.value for row in rec.table() if row.role == role}
 
     frozen, whole = record_grads("grad_frozen", False), record_grads("grad", False)
     assert frozen == pytest.approx(record_grads("grad", True), rel=1e-5)
     assert frozen != pytest.approx(whole, rel=1e-3)
-
-
-def test_frozen_gradients_leave_those_of_the_model_alone():
-    run, weights = record_mhc("stacked"), torch.randn(2, 5, 16)
-
-    def step():
-        run.model.zero_grad()
-        x = (run.x.clone().requires_grad_() * 1.0).requires_grad_()
-        x.retain_grad()
-        y = run.model(x)
-        y.retain_grad()
-        (y * weights).sum().backward()
-        return [x.grad, y.grad, *(p.grad for p in run.model.parameters())]
-
-    before = step()
-    with addnorm.record(run.model) as rec:
-        recorded = step()
-    assert len(column(rec, "grad_frozen", "l2")) == 4
-    assert all(torch.equal(a, b) for a, b in zip(before, recorded, strict=True))
 
 
 def test_frozen_gradients_through_checkpoints():
@@ -124,12 +107,10 @@ def test_frozen_gradients_through_checkpoints():
         def branch(self, read):
             return checkpoint(self.site.branch, read, use_reentrant=False)
 
-    run, weights = record_mhc("stacked"), torch.randn(2, 5, 16)
-    found = []
+    run, found = record_mhc("stacked"), []
     for wrap in (lambda site: site, Checkpointed):
         run.model.layers = torch.nn.ModuleList(torch.nn.ModuleList(map(wrap, layer)) for layer in run.model.layers)
-        with addnorm.record(run.model) as rec:
-            (run.model(run.x) * weights).sum().backward()
+        rec = step(run.model, run.x)
         found.append([column(rec, role, "rms") for role in ("grad", "grad_frozen")])
     assert found[0] == found[1]
     assert len(found[0][1]) == 4
@@ -139,8 +120,7 @@ def test_frozen_gradients_through_checkpoints():
 def test_fixed_coefficients_have_no_frozen_gradient(wiring):
     name, _, options = wiring.partition("(")
     model = encoder(getattr(wirings, name)(dynamic=False) if options else name)
-    with addnorm.record(model) as rec:
-        model(torch.randn(2, 5, 16)).square().sum().backward()
+    rec = step(model, torch.randn(2, 5, 16))
     assert rec.series("grad", "l2")
     assert not any(row.role == "grad_frozen" for row in rec.table())
     assert "frozen" not in str(rec)
@@ -174,13 +154,10 @@ def finish(run, state, k, is_detached=False):
 
 @pytest.mark.parametrize("wiring", ["mhc", "hyper_connections", "independent_hc", "gated_residual"])
 def test_own_stacks_have_the_numbers_of_their_hooks(wiring):
-    model, x, weights = encoder(wiring), *torch.randn(2, 2, 5, 16)
+    model, x = encoder(wiring), torch.randn(2, 5, 16)
     with StreamsRecorder(model.stack) as recorder:
-        (model(x) * weights).sum().backward()
-    expected = recorder.statistics()
-    model.zero_grad()
-    with addnorm.record(model) as rec:
-        (model(x) * weights).sum().backward()
+        compute_loss(model(x)).backward()
+    expected, rec = recorder.statistics(), step(model, x)
     assert column(rec, "out", "rms") == pytest.approx(expected["stream"][1:], rel=1e-5)
     for k in range(len(expected["streams"][0])):
         assert column(rec, "out", f"rms_{k}") == pytest.approx([row[k] for row in expected["streams"][1:]], rel=1e-5)
@@ -203,8 +180,7 @@ def test_memory_map_is_that_of_decompose(name, masked):
     mask = torch.ones(2, 5)
     mask[1, 3:] = 0
     tokens = mask if masked else None
-    with addnorm.record(model, tokens=tokens) as rec:
-        model(x)
+    rec = record(model, x, tokens=tokens)
     parts = addnorm.decompose(model, x)
     sources, rows = parts.memory_map(None)
     if masked:
@@ -272,30 +248,32 @@ def test_sites_of_training_are_those_of_the_evaluation_before(wiring):
     assert len(column(rec, "in", "rms_0", 0)) == len(column(rec, "in", "rms_0", 1)) == 4
 
 
-def test_recording_does_not_change_the_run():
-    model = encoder("mhc", dropout=0.3).train()
-    x, weights = torch.randn(2, 2, 5, 16)
+@pytest.mark.parametrize(("make", "roundings"), [(make_mhc, 0), (partial(encoder, "mhc", dropout=0.3), 32)])
+def test_recording_does_not_change_the_run(make, roundings):
+    model, x = make().train(), torch.randn(2, 5, 16)
 
-    def run():
+    def train():
         torch.manual_seed(1)
         model.zero_grad()
-        y = model(x)
-        (y * weights).sum().backward()
-        return [y.detach(), *(p.grad.clone() for p in model.parameters())]
+        start = (x.clone().requires_grad_() * 1.0).requires_grad_()
+        start.retain_grad()
+        y = model(start)
+        y.retain_grad()
+        compute_loss(y).backward()
+        return [start.grad, y.grad, *(p.grad.clone() for p in model.parameters())]
 
-    before = run()
-    with addnorm.record(model):
-        recorded = run()
-    # While it is recorded, the stack calls norms as modules: 32 roundings of the largest number, as some gradients cancel to 0.
-    limit = 32 * torch.finfo(torch.float32).eps * max(float(a.abs().max()) for a in before)
+    before = train()
+    with addnorm.record(model) as rec:
+        recorded = train()
+    assert len(column(rec, "grad_frozen", "l2")) == 4
+    # While it is recorded, a stack calls norms as modules: 32 roundings of the largest number, as some gradients cancel to 0.
+    limit = roundings * torch.finfo(torch.float32).eps * max(float(a.abs().max()) for a in before)
     assert all((a - b).abs().max() <= limit for a, b in zip(before, recorded, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(before, run(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, train(), strict=True))
 
 
 def test_streams_that_are_passed_on_have_no_later_gradient():
-    model, x = encoder("attention_residuals"), torch.randn(2, 5, 16)
-    with addnorm.record(model) as rec:
-        model(x.requires_grad_()).square().sum().backward()
+    rec = step(encoder("attention_residuals"), torch.randn(2, 5, 16, requires_grad=True))
     by_site = {site.id: site for site, _ in rec.series("out", "rms")}
     for k, site in enumerate(by_site):
         of_site = {name for _, place, _, role, name, _ in rec.table() if place == site and role == "grad"}
@@ -335,15 +313,12 @@ def test_other_calls_are_refused_in_a_sentence():
         model(x)
     with pytest.raises(ValueError, match="tokens has shape"), addnorm.record(model, tokens=torch.ones(3, 4)):
         model(x)
-    with addnorm.record(model, layers=[1]) as rec:
-        model(x)
+    rec = record(model, x, layers=[1])
     assert [site.layer for site in rec.sites] == [None, 1, 1, None]
 
 
 def test_a_recording_of_streams_prints_and_is_a_file(tmp_path):
-    model, x = encoder("mhc"), torch.randn(2, 5, 16)
-    with addnorm.record(model) as rec:
-        model(x).square().sum().backward()
+    rec = step(encoder("mhc"), torch.randn(2, 5, 16))
     text = str(rec)
     for words in ("forward", "backward", "centration", "share"):
         assert words in text, words

@@ -10,7 +10,17 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_ac
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import addnorm
-from support.instrumented_model import REFERENCE, D, Model, column, compute_loss, parameter_gradients, step
+from support.equality import assert_same
+from support.instrumented_model import (
+    REFERENCE,
+    D,
+    Model,
+    assert_same_table,
+    column,
+    compute_loss,
+    parameter_gradients,
+    step,
+)
 from support.stacks import encoder
 
 
@@ -23,8 +33,7 @@ def test_checkpoints(post, reentrant, ids):
     model.checkpointed = reentrant
     rec = step(model, ids)
     assert rec.steps == (0,)
-    assert [e[:5] for e in rec.table()] == [e[:5] for e in plain.table()]
-    assert [e.value for e in rec.table()] == pytest.approx([e.value for e in plain.table()], rel=1e-4, abs=1e-6)
+    assert_same_table(rec, plain, rtol=1e-4, atol=1e-6)
     assert "note" not in rec.metadata
 
 
@@ -50,13 +59,9 @@ def test_checkpoints_of_this_library(wiring, wrapped):
         apply_activation_checkpointing(other, check_fn=lambda module: isinstance(module, addnorm.nn.ResidualLayer))
     else:
         other.stack.checkpoint = True
-    x, recordings = torch.randn(2, 5, D), []
-    for each in (model, other):
-        with addnorm.record(each) as rec:
-            compute_loss(each(x)).backward()
-        recordings.append([entry.value for entry in rec.table()])
-    assert recordings[0] == recordings[1]
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    x = torch.randn(2, 5, D)
+    assert_same(*([row.value for row in step(each, x).table()] for each in (model, other)))
+    assert_same(*([p.grad for p in each.parameters()] for each in (model, other)))
 
 
 def test_empty_inputs_are_not_recorded():

@@ -76,7 +76,7 @@ def functional_rms(x, w, b, eps):
 
 
 def bare_rms(x, w, b, eps):
-    return F.rms_norm(x, (x.shape[-1],), eps=eps)
+    return functional_rms(x, None, None, eps)
 
 
 def annotated(x, w, b, eps):

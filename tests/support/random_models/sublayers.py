@@ -227,16 +227,14 @@ class Pointwise(Sublayer):
 # --- others --------------------------------------------------------------------------------------------------------------
 
 
-class Mixer(Sublayer):
+class Mixer(Pointwise):
     """Product over the tokens (MLP-Mixer)."""
 
     kind = "other"
+    forward = Sublayer.forward
 
     def make_parts(self):
         self.up, self.down = nn.Linear(self.tokens, 9), nn.Linear(9, self.tokens)
-
-    def core(self, x):
-        return self.down(F.gelu(self.up(x.transpose(1, 2)))).transpose(1, 2)
 
 
 class Convolution(Sublayer):
