@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from addnorm.fusion import call_proof
 from addnorm.fusion.backend import backend
-from support.call_faults import capture, change_inputs, change_results, fuse_copies
+from support.call_faults import all_hold, capture, change_inputs, change_results, fuse_copies
 from support.changed_models import Function
 from support.families import families
 from support.fused_model import QUIET, D, Model, PreNormModel, X
@@ -82,7 +82,7 @@ FAULTS = {
 def test_calls_of_a_family_hold(name, dtype):
     differences, count = fuse_copies(graphs_of(name, dtype))
     assert count >= 4
-    assert all(difference.holds for difference in differences)
+    assert all_hold(differences)
     assert {difference.name.rpartition(", ")[2] for difference in differences} == {"in float64", str(dtype)[6:]}
     assert len(differences) == 2 * count  # in both precisions
 
@@ -97,16 +97,16 @@ def test_fault_of_a_call_is_found(monkeypatch, fault, name, dtype):
     graphs = graphs_of(name, dtype)
     FAULTS[fault](monkeypatch)
     differences, _ = fuse_copies(graphs)
-    assert not all(difference.holds for difference in differences)
+    assert not all_hold(differences)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fault", RARE_FAULTS)
 def test_rare_fault_is_found(monkeypatch, fault, dtype):
     graphs = capture(PreNormModel().to(dtype), X.to(dtype))
-    assert all(difference.holds for difference in fuse_copies(graphs)[0])
+    assert all_hold(fuse_copies(graphs)[0])
     RARE_FAULTS[fault](monkeypatch)
-    assert not all(difference.holds for difference in fuse_copies(graphs)[0])
+    assert not all_hold(fuse_copies(graphs)[0])
 
 
 def test_equal_calls_are_compared_once(monkeypatch):
@@ -151,7 +151,7 @@ def test_call_without_float64_is_compared_by_roundings(monkeypatch):
     graphs = capture(Model(), X)
     differences, count = fuse_copies(graphs)
     assert len(differences) == count == 2
-    assert all(difference.holds for difference in differences)
+    assert all_hold(differences)
     FAULTS["gradient of the branch times 0.99"](monkeypatch)
     assert not any(difference.holds for difference in fuse_copies(graphs)[0])
 
@@ -161,7 +161,7 @@ def test_few_features_have_tolerances_of_round_off(d):
     model = Function(lambda m, x: F.layer_norm(x + x.sin(), (d,), m.w), d)
     differences, count = fuse_copies(capture(model, torch.randn(2, 7, d)))
     assert count == 1
-    assert all(difference.holds for difference in differences)
+    assert all_hold(differences)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -171,4 +171,4 @@ def test_rms_norm_without_eps_has_that_of_its_dtype(dtype):
     model.layers[0].m = nn.RMSNorm(D, eps=None, elementwise_affine=False)
     differences, count = fuse_copies(capture(model, X.to(dtype) * 1e-3))
     assert count == 2
-    assert all(difference.holds for difference in differences)
+    assert all_hold(differences)

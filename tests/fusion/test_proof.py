@@ -14,6 +14,7 @@ from support.changed_models import (
     change_copy,
     find_difference,
     make_layer,
+    prove_call,
     with_library_norms,
 )
 from support.families import families
@@ -25,7 +26,7 @@ from support.families import families
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_proof_holds_for_another_rounding(dtype, training):
     model = make_layer(dropout=0.2).to(dtype).train(training)
-    proof = prove(model, model, with_library_norms(model), (X.to(dtype),), {})
+    proof = prove_call(model, with_library_norms(model), x=X.to(dtype))
     assert proof.holds
     assert proof.oracle == "float64"
     assert proof.mode == ("training" if training else "evaluation")
@@ -40,7 +41,7 @@ def test_proof_holds_for_another_rounding(dtype, training):
 def test_proof_uses_the_precision_of_autocast():
     model = make_layer(dropout=0.0)
     with torch.autocast("cpu", torch.bfloat16):
-        proof = prove(model, model, with_library_norms(model), (X,), {})
+        proof = prove_call(model, with_library_norms(model))
     assert proof.holds
     assert proof.oracle == "float64"
     assert find_difference(proof.gradients, "linear1.weight").eager_error > 1e-4
@@ -51,7 +52,7 @@ def test_proof_uses_the_precision_of_autocast():
 
 def test_frozen_model_has_gradients_of_inputs_only():
     model = make_layer(dropout=0.0).requires_grad_(False)
-    assert [difference.name for difference in prove(model, model, model, (X,), {}).gradients] == ["input [0]"]
+    assert [difference.name for difference in prove_call(model).gradients] == ["input [0]"]
 
 
 def test_proof_compares_gradients_of_all_floating_inputs():
@@ -73,7 +74,7 @@ def test_proof_compares_gradients_of_all_floating_inputs():
 def test_input_that_the_model_overwrites_has_no_gradient():
     model = Function(lambda m, x: x.mul_(2.0) @ m.w, 16, 4)
     x = X[0].clone()
-    proof = prove(model, model, model, (x,), {})
+    proof = prove_call(model, x=x)
     assert [one.name for one in proof.gradients] == ["w"]
     assert proof.gradient_error.startswith(
         "RuntimeError: a leaf Variable that requires grad is being used in an in-place"
@@ -85,28 +86,28 @@ def test_proof_omits_unused_parameters():
     model = Function(lambda m, x: x @ m.w, 16, 4)
     model.other = nn.Parameter(torch.ones(3))
     model.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-    assert [difference.name for difference in prove(model, model, model, (X,), {}).gradients] == ["w", "input [0]"]
+    assert [difference.name for difference in prove_call(model).gradients] == ["w", "input [0]"]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_proof_compares_gradients_in_any_grad_mode(mode):
     model = make_layer(dropout=0.0)
     with mode():
-        proof = prove(model, model, model, (X * 1,), {})
+        proof = prove_call(model, x=X * 1)
     assert len(proof.gradients) == len([*model.parameters()]) + 1
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_proof_finds_faults(fault):
     model = make_layer(dropout=0.0)
-    proof = prove(model, model, FAULTS[fault](model), (X,), {})
+    proof = prove_call(model, FAULTS[fault](model))
     assert not proof.holds
 
 
 @pytest.mark.parametrize("fault", ["no bias", "no weight", "another activation", "a gradient of zeros", "not a number"])
 def test_proof_finds_faults_in_low_precision(fault):
     model = make_layer(dropout=0.0).bfloat16()
-    assert not prove(model, model, FAULTS[fault](model), (X.bfloat16(),), {}).holds
+    assert not prove_call(model, FAULTS[fault](model), x=X.bfloat16()).holds
 
 
 def test_new_gradient_differs_infinitely():
@@ -128,7 +129,7 @@ def test_proof_finds_another_dropout_mask():
         torch.rand(1)
         return model(x)
 
-    assert not prove(model, model, after, (X,), {}).holds
+    assert not prove_call(model, after).holds
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,6 @@ def test_proof_finds_another_dropout_mask():
 )
 def test_integers_must_be_equal(other):
     model = Function(lambda m, x: (x @ m.w, torch.tensor([1, 2])), 16, 4)
-    assert prove(model, model, model, (X,), {}).holds
-    proof = prove(model, model, lambda x: (x @ model.w, other), (X,), {})
+    assert prove_call(model).holds
+    proof = prove_call(model, lambda x: (x @ model.w, other))
     assert [difference.name for difference in proof.outputs if not difference.holds] == ["[1]"]

@@ -12,7 +12,7 @@ from torch import nn
 
 from addnorm.fusion.proof import prove
 from addnorm.stream.dataflow import snapshot
-from support.changed_models import Function, X, make_layer, with_library_norms
+from support.changed_models import Function, X, make_layer, prove_call, with_library_norms
 from support.equality import assert_same
 from support.families import families
 
@@ -59,7 +59,7 @@ def test_proof_keeps_the_graph_of_the_caller():
     model = make_layer(dropout=0.0)
     scale = torch.ones(16, requires_grad=True)
     x = X * scale.exp()
-    assert prove(model, model, model, (x,), {}).holds
+    assert prove_call(model, x=x).holds
     x.sum().backward()
     assert scale.grad is not None
 
@@ -77,7 +77,7 @@ def test_proof_restores_after_an_error(error):
         raise error("in the middle")
 
     with pytest.raises(error, match="in the middle"):
-        prove(model, model, after, (x,), {})
+        prove_call(model, after, x=x)
     assert state() == before
     assert torch.equal(x, X)
     assert_same(model.state_dict(), held)
@@ -94,7 +94,7 @@ def test_interrupt_while_restoring_leaves_the_state(monkeypatch):
 
     monkeypatch.setattr(snapshot, "_equal", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        prove(model, model, model, (X,), {})
+        prove_call(model)
     assert_same(model.state_dict(), held)
 
 
@@ -104,14 +104,14 @@ def test_proof_copies_outputs_that_alias_buffers():
         return m.held
 
     model = Function(forward, 4, held=torch.zeros(4))
-    assert prove(model, model, model, (X,), {}).outputs[0].magnitude == pytest.approx(float(X.mean().abs()))
-    assert not prove(model, model, lambda x: model(x * 1.001), (X,), {}).holds
+    assert prove_call(model).outputs[0].magnitude == pytest.approx(float(X.mean().abs()))
+    assert not prove_call(model, lambda x: model(x * 1.001)).holds
 
 
 def test_proof_accepts_expanded_inputs():
     model = make_layer(dropout=0.0)
     x = torch.tensor([math.nan, 0.5]).view(2, 1, 1).expand(2, 5, 16)
-    assert prove(model, model, model, (x,), {}).holds
+    assert prove_call(model, x=x).holds
 
 
 def test_leaf_arguments_stay_leaves():
@@ -122,5 +122,5 @@ def test_leaf_arguments_stay_leaves():
 
     x = X.clone().requires_grad_()
     model = Function(forward, 16, 4)
-    assert prove(model, model, model, (x,), {}).holds
+    assert prove_call(model, x=x).holds
     assert x.grad is None

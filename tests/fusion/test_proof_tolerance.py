@@ -8,9 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from addnorm.fusion.proof import prove
 from addnorm.fusion.tolerance import ROUNDINGS, TIMES, compare, largest_errors
-from support.changed_models import FAULTS, Function, X, change_gradient, find_difference, make_layer, with_library_norms
+from support.changed_models import (
+    FAULTS,
+    Function,
+    X,
+    change_gradient,
+    find_difference,
+    make_layer,
+    prove_call,
+    with_library_norms,
+)
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -20,33 +28,33 @@ EPS = torch.finfo(torch.float32).eps
 def test_gradient_of_pure_round_off_is_tolerated():
     model = Function(lambda m, x: F.scaled_dot_product_attention(x, x + m.w, x * 2), 16)
     after = lambda x: (x @ (x + model.w).mT / 4).softmax(-1) @ (x * 2)  # noqa: E731
-    proof = prove(model, model, after, (X,), {})
+    proof = prove_call(model, after)
     assert proof.gradients[0].magnitude < 1e-5
     assert proof.holds
-    assert not prove(model, model, change_gradient(model, "w", lambda g: g + 1e-4), (X,), {}).holds
+    assert not prove_call(model, change_gradient(model, "w", lambda g: g + 1e-4)).holds
 
 
 def test_masked_elements_do_not_set_the_magnitude():
     mask = torch.tensor([0.0, 0.0, -math.inf, torch.finfo(torch.float32).min])
     model = Function(lambda m, x: x @ m.w + mask, 16, 4)
-    proof = prove(model, model, lambda x: x @ (model.w * 1) + mask, (X,), {})
+    proof = prove_call(model, lambda x: x @ (model.w * 1) + mask)
     assert proof.holds
     assert proof.outputs[0].magnitude < 100
-    assert not prove(model, model, lambda x: x @ (model.w * 1.0001) + mask, (X,), {}).holds
-    assert not prove(model, model, lambda x: x @ model.w + mask.roll(1), (X,), {}).holds
+    assert not prove_call(model, lambda x: x @ (model.w * 1.0001) + mask).holds
+    assert not prove_call(model, lambda x: x @ model.w + mask.roll(1)).holds
 
 
 def test_complex_outputs_are_compared():
     model = Function(lambda m, x: torch.fft.fft(x @ m.w), 16, 4)
-    assert prove(model, model, model, (X,), {}).holds
-    assert not prove(model, model, lambda x: torch.fft.fft(x @ model.w).conj().resolve_conj(), (X,), {}).holds
+    assert prove_call(model).holds
+    assert not prove_call(model, lambda x: torch.fft.fft(x @ model.w).conj().resolve_conj()).holds
 
 
 def test_sparse_gradients_are_compared():
     model = nn.Embedding(9, 4, sparse=True)
     ids = torch.tensor([1, 3])
-    assert prove(model, model, model, (ids,), {}).holds
-    assert not prove(model, model, lambda x: F.embedding(x, model.weight * 1.001, sparse=False), (ids,), {}).holds
+    assert prove_call(model, x=ids).holds
+    assert not prove_call(model, lambda x: F.embedding(x, model.weight * 1.001, sparse=False), x=ids).holds
 
 
 def test_output_that_differs_in_float64_uses_roundings():
@@ -55,7 +63,7 @@ def test_output_that_differs_in_float64_uses_roundings():
         return {"a": y, "b": y * 2, "c": y * (3.0 if x.dtype == torch.float64 else 1.0)}
 
     model = Function(otherwise, 16, 4)
-    proof = prove(model, model, model, (X,), {})
+    proof = prove_call(model)
     assert proof.oracle == "float64"
     assert find_difference(proof.outputs, "c").eager_error > 1
     assert find_difference(proof.outputs, "c").tolerance < 1e-4 * find_difference(proof.outputs, "c").magnitude
@@ -107,11 +115,11 @@ class Uncopied(nn.Linear):
 
 def test_proof_of_a_model_that_cannot_be_copied():
     model = Uncopied(16, 4)
-    proof = prove(model, model, lambda x: model(x * 1), (X,), {})
+    proof = prove_call(model, lambda x: model(x * 1))
     assert proof.oracle == "no float64 run: RuntimeError: no second one"
     assert proof.holds
     assert {difference.eager_error for difference in (*proof.outputs, *proof.gradients)} == {None}
-    assert not prove(model, model, lambda x: model(x * 1.001), (X,), {}).holds
+    assert not prove_call(model, lambda x: model(x * 1.001)).holds
 
 
 def no_float64(m, x):
@@ -122,17 +130,17 @@ def no_float64(m, x):
 
 def test_low_precision_without_float64_uses_float32():
     model = Function(no_float64, 16, 4).bfloat16()
-    proof = prove(model, model, model, (X.bfloat16(),), {})
+    proof = prove_call(model, x=X.bfloat16())
     assert proof.oracle == "float32"
     assert proof.outputs[0].eager_error > 0
 
 
 def test_proof_of_a_float64_model_uses_roundings():
     model = make_layer(dropout=0.0).double()
-    proof = prove(model, model, with_library_norms(model), (X.double(),), {})
+    proof = prove_call(model, with_library_norms(model), x=X.double())
     assert proof.holds
     assert proof.oracle == "the model itself is in float64"
-    assert not prove(model, model, FAULTS["another eps"](model), (X.double(),), {}).holds
+    assert not prove_call(model, FAULTS["another eps"](model), x=X.double()).holds
 
 
 def test_float64_run_with_other_random_numbers_is_ignored():
@@ -141,7 +149,7 @@ def test_float64_run_with_other_random_numbers_is_ignored():
         return (x * torch.from_numpy(noise).to(x.dtype)) @ m.w
 
     model = Function(forward, 16, 4)
-    proof = prove(model, model, model, (X,), {})
+    proof = prove_call(model)
     assert "something else" in proof.oracle
     assert proof.outputs[0].eager_error is None
     assert proof.holds
@@ -150,4 +158,4 @@ def test_float64_run_with_other_random_numbers_is_ignored():
 def test_plain_tensor_attributes_are_widened():
     model = Function(lambda m, x: x @ m.w @ m.plain, 16, 4)
     model.plain = torch.eye(4)
-    assert prove(model, model, model, (X,), {}).oracle == "float64"
+    assert prove_call(model).oracle == "float64"

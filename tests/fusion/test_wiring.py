@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import addnorm
 from addnorm.fusion import backend as module
 from addnorm.fusion import pattern, rewrite
-from support.call_faults import capture, change_results, fuse_copies
+from support.call_faults import all_hold, capture, change_results, fuse_copies
 from support.changed_models import Function
 from support.fused_model import QUIET, D, Model, X
 from support.graph_capture import FunctionModel
@@ -99,7 +99,7 @@ def test_change_outside_of_a_call_is_found(monkeypatch, name):
     graphs = capture(Mixed(), X)
     differences, count = fuse_copies(graphs)
     assert count == 2
-    assert all(difference.holds for difference in differences)
+    assert all_hold(differences)
     original, calls = rewrite.insert_fused_call, []
 
     def insert(graph, match, replaced):
@@ -131,7 +131,7 @@ def test_fault_of_inputs_with_other_strides_is_found(monkeypatch):
 
     change_results(lambda y, z, x, s: (y if x.is_contiguous() else y * 1.01, z))(monkeypatch)
     differences, _ = fuse_copies(capture(FunctionModel(forward), X))
-    assert not all(difference.holds for difference in differences)
+    assert not all_hold(differences)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -164,7 +164,7 @@ def test_add_inside_a_fused_norm_is_not_fused():
 
     differences, count = fuse_copies(capture(FunctionModel(forward), X[0, 0]))
     assert count == 1
-    assert all(difference.holds for difference in differences)
+    assert all_hold(differences)
 
 
 @pytest.mark.parametrize("is_late", [True, False])
@@ -177,4 +177,4 @@ def test_casting_is_known_from_one_row_of_few_features(is_late):
     x = torch.randn(5, generator=torch.Generator().manual_seed(0)).bfloat16()
     differences, count = fuse_copies(capture(Function(forward, 5).bfloat16(), x))
     assert count == 1
-    assert all(difference.holds for difference in differences)
+    assert all_hold(differences)

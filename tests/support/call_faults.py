@@ -33,6 +33,10 @@ def fuse_copies(graphs):
     return [difference for part in fused for difference in part.differences], count
 
 
+def all_hold(differences):
+    return all(difference.holds for difference in differences)
+
+
 def change_inputs(change, only=None):
     """Return a fault: what a call receives is changed, at one site or at all."""
 

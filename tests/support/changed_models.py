@@ -10,9 +10,15 @@ from torch import nn
 from torch.func import functional_call
 
 import addnorm
+from addnorm.fusion.proof import prove
 from support.wrong_gradient import ChangedGradient
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
+
+
+def prove_call(model, after=None, x=X):
+    """Return the proof that a model and another callable, or the model again, are equal on one input."""
+    return prove(model, model, model if after is None else after, (x,), {})
 
 
 def make_layer(**options):
