@@ -63,11 +63,16 @@ def compute_loss(y):
     return (y * torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype)).sum()
 
 
+def backward(model, *inputs):
+    """Run a forward, and the backward of its loss."""
+    compute_loss(model(*inputs)).backward()
+
+
 def step(model, ids, **options):
     """Return the recording of one forward and backward."""
     model.zero_grad()
     with addnorm.record(model, **options) as rec:
-        compute_loss(model(ids)).backward()
+        backward(model, ids)
     return rec
 
 

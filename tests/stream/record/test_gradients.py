@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import addnorm
-from support.instrumented_model import Block, D, Model, column, compute_loss, parameter_gradients
+from support.instrumented_model import Block, D, Model, backward, column, compute_loss, parameter_gradients
 
 
 def norms(rec, step):
@@ -37,7 +37,7 @@ def test_input_with_gradient_in_two_forwards():
     model.embed = nn.Identity()
     x = torch.randn(2, 5, D, requires_grad=True)
     with addnorm.record(model) as rec:
-        compute_loss(model(x)).backward()
+        backward(model, x)
         before = rec.series("grad", "l2", step=0)
         (compute_loss(model(x)) * 10).backward()
     assert rec.series("grad", "l2", step=0) == before
@@ -52,7 +52,7 @@ def test_unrecorded_backward_after_a_failed_one_changes_nothing(ids):
     with addnorm.record(model, every=2) as rec:
         handle = model.embed.weight.register_hook(fail)
         with pytest.raises(RuntimeError, match="stop"):
-            compute_loss(model(ids)).backward()
+            backward(model, ids)
         handle.remove()
         before = norms(rec, 0)
         (compute_loss(model(ids)) * 10).backward()
@@ -62,9 +62,9 @@ def test_unrecorded_backward_after_a_failed_one_changes_nothing(ids):
 def test_replaced_module_gets_hooks(ids):
     model = Model()
     with addnorm.record(model) as rec:
-        compute_loss(model(ids)).backward()
+        backward(model, ids)
         model.blocks[0] = Block(False)
         model.zero_grad()
-        compute_loss(model(ids)).backward()
+        backward(model, ids)
     assert norms(rec, 1) == pytest.approx(parameter_gradients(model), rel=1e-4)
     assert "note" not in rec.metadata

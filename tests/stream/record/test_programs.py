@@ -15,7 +15,7 @@ from addnorm.lab.streams import StreamsRecorder
 from addnorm.stream.record.schema import STATISTICS, find_statistic
 from addnorm.wirings.coefficients.base import CoefficientModule
 from support.expansion import record_mhc
-from support.instrumented_model import column, compute_loss, record, similarity, step
+from support.instrumented_model import backward, column, compute_loss, record, similarity, step
 from support.several_streams import FORMS, build_transformers, make_mhc
 from support.stacks import encoder
 
@@ -156,7 +156,7 @@ def finish(run, state, k, is_detached=False):
 def test_own_stacks_have_the_numbers_of_their_hooks(wiring):
     model, x = encoder(wiring), torch.randn(2, 5, 16)
     with StreamsRecorder(model.stack) as recorder:
-        compute_loss(model(x)).backward()
+        backward(model, x)
     expected, rec = recorder.statistics(), step(model, x)
     assert column(rec, "out", "rms") == pytest.approx(expected["stream"][1:], rel=1e-5)
     for k in range(len(expected["streams"][0])):

@@ -14,8 +14,8 @@ from support.instrumented_model import (
     TOKENS,
     D,
     Model,
+    backward,
     column,
-    compute_loss,
     parameter_gradients,
     record,
     step,
@@ -34,7 +34,7 @@ def test_norms_parameters_and_metadata(post):
     for block in model.blocks:
         for norm in (block.norm1, block.norm2):
             norm.register_forward_pre_hook(lambda module, args: normed.append(args[0].detach().double()))
-    compute_loss(model(ids)).backward()
+    backward(model, ids)
     norm = "norm_out" if post else "norm_in"
     rstds = [(z.var(-1, correction=0) + 1e-5).rsqrt() for z in normed]
     assert column(rec, norm, "rstd") == pytest.approx([float(r.mean()) for r in rstds], rel=1e-4)

@@ -16,6 +16,7 @@ from support.instrumented_model import (
     D,
     Model,
     assert_same_table,
+    backward,
     column,
     compute_loss,
     parameter_gradients,
@@ -44,7 +45,7 @@ def test_reentrant_checkpoint_of_frozen_inputs(ids):
     model.checkpointed = True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about these inputs
-        compute_loss(model(ids)).backward()
+        backward(model, ids)
         expected = [p.grad is None for p in model.parameters()]
         step(model, ids)
     assert [p.grad is None for p in model.parameters()] == expected
@@ -84,7 +85,7 @@ def test_accumulate_is_one_step(ids):
     model.zero_grad()
     with addnorm.record(model, accumulate=3) as rec:
         for part in ids.split(1):
-            compute_loss(model(part)).backward()
+            backward(model, part)
     assert rec.steps == (0,)
     assert column(rec, "params", "grad_l2") == pytest.approx(parameter_gradients(model), rel=1e-4)
 
@@ -99,7 +100,7 @@ def test_optimizer_ends_a_step(ids):
     model.zero_grad()
     with addnorm.record(model, accumulate=None) as rec:
         for part, ends in zip(parts, (False, True, False), strict=True):
-            compute_loss(model(part)).backward()
+            backward(model, part)
             unrelated.step()
             for optimizer in optimizers if ends else ():
                 optimizer.step()
@@ -109,7 +110,7 @@ def test_optimizer_ends_a_step(ids):
         model.zero_grad()
         with addnorm.record(model, accumulate=len(forwards)) as expected:
             for part in forwards:
-                compute_loss(model(part)).backward()
+                backward(model, part)
         for role, name in (("params", "grad_l2"), ("write", "ratio")):
             assert column(rec, role, name, k) == pytest.approx(column(expected, role, name), rel=1e-4)
     assert not _global_optimizer_post_hooks
@@ -137,7 +138,7 @@ def test_evaluations_between_training_steps_are_no_steps(ids):
     model = Model()
     with addnorm.record(model, every=2) as rec:
         for _ in range(4):
-            compute_loss(model.train()(ids)).backward()
+            backward(model.train(), ids)
             with torch.no_grad():
                 model.eval()(ids)
                 model.train()(ids)
@@ -151,7 +152,7 @@ def test_training_after_evaluation_is_recorded(ids):
     with addnorm.record(model) as rec:
         with torch.no_grad():
             model.eval()(ids)
-        compute_loss(model.train()(ids)).backward()
+        backward(model.train(), ids)
     assert rec.steps == (0, 1)
     assert rec.series("grad", "l2", step=0) == []
     assert rec.series("grad", "l2", step=1)

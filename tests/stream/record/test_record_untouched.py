@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import addnorm
-from support.instrumented_model import D, Model, column, compute_loss, step
+from support.instrumented_model import D, Model, backward, column, step
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_hooks_are_removed_after_an_error(ids, hooks):
 
 def test_gradients_are_unchanged(ids):
     model = Model(post=True)
-    compute_loss(model(ids)).backward()
+    backward(model, ids)
     expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     step(model, ids)
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True) if p.grad is not None)
@@ -51,7 +51,7 @@ def test_memory_does_not_grow_with_steps(ids, frozen_heap):
         counts = []
         for _ in range(4):
             model.zero_grad(set_to_none=False)
-            compute_loss(model(ids)).backward()
+            backward(model, ids)
             counts.append(tensors())
     assert counts[1] == counts[2] == counts[3]
 
@@ -59,7 +59,7 @@ def test_memory_does_not_grow_with_steps(ids, frozen_heap):
 def test_two_recorders(ids):
     model = Model()
     with addnorm.record(model) as first, addnorm.record(model, grads=False) as second:
-        compute_loss(model(ids)).backward()
+        backward(model, ids)
     assert column(first, "write", "rms") == pytest.approx(column(second, "write", "rms"))
 
 

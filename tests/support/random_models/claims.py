@@ -50,7 +50,7 @@ class Table(nn.Module):
 @construct("state: a table filled in the first call")
 def filled_table(kit):
     """Build pre-LN whose sublayers scale what they read by a cached table, as rotary embeddings do."""
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
     tables = nn.ModuleList(
         Table(kit.rng.choice(("buffer", "attribute", "dict", "functools")), kit.d) for _ in flatten(layers)
     )
@@ -72,7 +72,7 @@ def filled_table(kit):
 
 def _between(kit, change, *inputs, reason="", is_traced=True):
     """Build pre-LN whose stream is changed once, between two layers: a part of the row before."""
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
 
     def between(model, n, x, *inputs):
         return change(x, *inputs) if n == 1 else x
@@ -183,7 +183,7 @@ def batch_norm_after(kit):
 
 @construct("final norm of cut, reordered or joined tokens")
 def final_norm_of_tokens(kit):
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
     change = kit.rng.choice((
         lambda x: x[:, 1:],
         lambda x: x[:, -1],
@@ -199,7 +199,7 @@ def final_norm_of_tokens(kit):
 @construct("sums beside the stream")
 def sums_beside(kit):
     """Build pre-LN whose outputs are refined outside of the stream: boxes, forecasts, two towers' scores."""
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
     heads = nn.ModuleList(nn.Linear(kit.d, 4) for _ in layers)
     how = kit.rng.choice(("boxes", "residual of the input", "forecasts"))
 

@@ -40,7 +40,7 @@ def parallel(kit):
         lambda x, a, f: x + f.add_(a),
         lambda x, a, f: x + torch.stack((a, f)).sum(0),
     ))  # fmt: skip
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
 
     def run(model, x):
         for one, two in model.layers:

@@ -83,7 +83,7 @@ def adaptive_norm_zero(kit):
 
 def _conditioned(kit, count):
     """Build adaLN: a condition changes what sublayers read, and what they write; both are parts of the sublayer."""
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
     maps = nn.ModuleList(nn.Linear(5, kit.d * count) for _ in flatten(layers))
 
     def step(model, k, part, x, c):
@@ -133,7 +133,7 @@ def hyper_connections(kit):
                 streams = torch.stack([row + model.inject[k][i] * y for i, row in enumerate(rows)], -2)
         return model.last(streams.sum(-2))
 
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
     count = len(flatten(layers))
     mix, read, inject = (
         nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _ in range(count)) for shape in ((n, n), (n,), (n,))
@@ -144,7 +144,7 @@ def hyper_connections(kit):
 
 @construct("reversible pair")
 def reversible(kit):
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
     how = kit.rng.choice(("two inputs", "sum", "cat"))
 
     def run(model, x, *other):
@@ -164,7 +164,7 @@ def reversible(kit):
 @construct("dense connections")
 def dense(kit):
     """Build sublayers that read the weighted sum of all earlier states (DenseFormer)."""
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
     count = len(flatten(layers)) + 1
     weights = nn.ParameterList(nn.Parameter(torch.zeros(count)) for _ in range(count))
 
@@ -202,7 +202,7 @@ def long_skip(kit):
 
 @construct("x_0 added again")
 def first_state_again(kit):
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
     scales = nn.ParameterList(nn.Parameter(torch.ones(())) for _ in range(2 * len(layers)))
 
     def change(model, n, x, first):
@@ -268,7 +268,7 @@ def beside_the_norm(kit):
 @construct("residual of the norm")
 def from_the_norm(kit):
     """Build z = N(x), x' = z + f(z): post-LN from z_0 on, whose last norm is the final one."""
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
 
     def step(model, k, part, x):
         z = part.norm_in(x)
@@ -295,7 +295,7 @@ def no_residual(kit):
 @construct("norm inside the sublayer")
 def inner_norm(kit):
     """Build pre-LN whose feed-forward has a norm before its last product (NormFormer)."""
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
     for layer in layers:
         f = layer[1].f
         if hasattr(f, "down"):
@@ -326,7 +326,7 @@ def other_norms(kit):
 @construct("training: dropout")
 def training(kit):
     """Build pre-LN in training mode with dropout or stochastic depth."""
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
     how = kit.rng.choice(("dropout", "stochastic depth"))
 
     def step(model, k, part, x):

@@ -87,6 +87,10 @@ class Kit:
             for _ in range(num_layers or self.num_layers)
         )
 
+    def parts(self):
+        """Return pre-LN layers and a norm."""
+        return self.layers(), self.norm()
+
     def noise(self, *shape):
         """Return random numbers."""
         return torch.randn(shape, generator=self.generator)

@@ -168,7 +168,7 @@ def cross_fusion(kit):
 
 @construct("token mask")
 def token_mask(kit):
-    layers, last = kit.layers(), kit.norm()
+    layers, last = kit.parts()
 
     def step(model, k, part, x, mask):
         return x + part.branch(x) * mask
