@@ -2,12 +2,102 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import addnorm
 from addnorm import inspect
-from support import odd_streams as odd
 from support import stream_steps as steps
-from support.stream_steps import D, make_steps, noise, repeat, run_layers
+from support.stream_steps import D, make_steps, noise, normalize, repeat, run_layers
+
+# Sums, functions and factors that are easily taken for something else; stream_steps.py has other forwards.
+
+
+def stale_reads(m, x):
+    """Read the state before the last one."""
+    before = x
+    for k in range(4):
+        before, x = x, x + m.branch(k, before)
+    return m.last(x)
+
+
+# Add the output of one sublayer to a projection of the stream.
+projected_shortcut = repeat(lambda m, k, x: (m.gates[0](x) if k == 2 else x) + m.branch(k, x), end=normalize)
+
+
+def function_of_the_end(m, x):
+    """Cap the end of the stream before the last norm."""
+    return m.last(30 * torch.tanh(run_layers(m, x, last=3) / 30))
+
+
+def attention_over_depth(m, x):
+    """Read a mean of all outputs before, with weights computed from them."""
+    outputs = [x]
+    for k in range(4):
+        states = torch.stack(outputs)
+        weights = (states * m.gammas[k]).sum(-1, keepdim=True).softmax(0)
+        outputs.append(m.mlps[k](m.norms[k]((weights * states).sum(0))))
+    return m.last(sum(outputs))
+
+
+# Write to some of the features, by a vector of constants.
+KEEP = (torch.arange(D) % 3 > 0).float()
+masked_features = repeat(lambda m, k, x: x + KEEP * m.branch(k, x), count=3, end=normalize)
+
+
+# Average the stream and the output.
+means_of_pairs = repeat(lambda m, k, x: torch.stack([x, m.branch(k, x)]).mean(0), count=3, end=normalize)
+
+
+# Add the mean of the outputs to each token; the last norm reads half of the stream.
+means_of_tokens = repeat(
+    lambda m, k, x: x + m.branch(k, x).mean(1, keepdim=True), count=3, end=lambda m, x: m.last(0.5 * x)
+)
+
+
+def unused_norm(m, x):
+    """Normalize the end of the stream and return its mean without the norm."""
+    x = run_layers(m, x, last=3)
+    m.last(x)
+    return x.mean(1)
+
+
+def first_state_again(m, x):
+    """Add x_0 to half of the stream between the layers."""
+    first = x
+    for k in range(3):
+        x = 0.5 * x + 0.3 * first if k else x
+        x = x + m.branch(k, x)
+    return m.last(x)
+
+
+def scaled_ends(m, x):
+    x = run_layers(m, 2 * m.others[0](x), last=3)
+    order = x[..., :1].argsort(1).expand_as(x)
+    return m.last(m.others[1](x.gather(1, order)))
+
+
+def dropout_of_the_stream(m, x):
+    for k in range(3):
+        x = F.dropout(x, 0.2, m.training) if k else x
+        x = x + m.branch(k, x)
+    return m.last(x)
+
+
+def smeared(m, x):
+    """Average neighbouring tokens between two layers."""
+    x = run_layers(m, x, last=2)
+    return m.last(run_layers(m, 0.5 * x + 0.5 * x.roll(1, 1), 2, 3))
+
+
+def residual_of_the_norm(first):
+    """Return the forward whose sublayers `first`, `first` + 2, ... take the residual from their norm, the others from the stream."""
+
+    def step(m, k, x):
+        y = m.norms[k](x)
+        return (y if k % 2 == first else x) + m.mlps[k](y)
+
+    return repeat(step, end=normalize if first else None)
+
 
 ONE = (noise(2, 5, D),)
 IMAGE = (noise(2, D, 5, 4),)
@@ -29,12 +119,12 @@ UNDERSTOOD = {
     "constant after channels": (steps.scaled_reads_of_channels, IMAGE, "unknown", ["x' = x + f(0.5 N(x))"] * 3),
     "scale of a branch norm": (steps.scaled_branch_norms, ONE, "unknown", ["x' = x + b ⊙ N(f(N(x)))"] * 4),
     "sum of normed sublayers": (steps.sums_of_normed_sublayers, ONE, "parallel", [PRE_LN] * 4),
-    "first state again": (odd.first_state_again, ONE, "pre_ln", [PRE_LN, *["x' = 0.5 x + 0.3 skip", PRE_LN] * 2]),
-    "means of pairs": (odd.means_of_pairs, ONE, "unknown", ["x' = 0.5 x + 0.5 f(N(x))"] * 3),
+    "first state again": (first_state_again, ONE, "pre_ln", [PRE_LN, *["x' = 0.5 x + 0.3 skip", PRE_LN] * 2]),
+    "means of pairs": (means_of_pairs, ONE, "unknown", ["x' = 0.5 x + 0.5 f(N(x))"] * 3),
     "residual of every second norm": (
-        odd.residual_of_the_norm(0), ONE, "unknown", ["x' = x + f(x)", BOTH_NORMS, "x' = x + f(x)", PRE_LN],
+        residual_of_the_norm(0), ONE, "unknown", ["x' = x + f(x)", BOTH_NORMS, "x' = x + f(x)", PRE_LN],
     ),
-    "residual of every other norm": (odd.residual_of_the_norm(1), ONE, "unknown", [BOTH_NORMS, "x' = x + f(x)"] * 2),
+    "residual of every other norm": (residual_of_the_norm(1), ONE, "unknown", [BOTH_NORMS, "x' = x + f(x)"] * 2),
 }  # fmt: skip
 
 
@@ -56,24 +146,24 @@ def test_inspect_finds_rows_of_unusual_steps(name):
 
 # forward, inputs, and words of a reason; the streams that may keep a name
 REFUSED = {
-    "tokens computed from two streams": (steps.fused_tokens, PAIR, "tokens of the stream are replaced", (1, 5)),
-    "tokens normed": (steps.partly_normed, PAIR, "", ()),
-    "norm of a sum": (steps.norm_of_a_sum, ONE, "a norm reads the stream after other steps", ()),
-    "two heads": (steps.two_heads, ONE, "several norms read the end of the stream", ()),
-    "orthogonal update": (steps.orthogonal_updates, ONE, "through norms of different kinds", ()),
-    "orthogonal update, one norm": (steps.orthogonal_updates_of_one_norm, ONE, "multiplied by a norm of the stream", ()),
-    "stale reads": (odd.stale_reads, ONE, "computed from an earlier state of the stream", ()),
-    "projected shortcut": (odd.projected_shortcut, ONE, "begins with a sum of two functions of another stream", ()),
-    "function of the end": (odd.function_of_the_end, ONE, "a function of the end of the stream is normalized", ()),
-    "attention over depth": (odd.attention_over_depth, ONE, "reads the output of another one", ()),
-    "masked features": (odd.masked_features, ONE, "a factor is a vector of constants", ()),
-    "norms of channels": (steps.norms_of_channels, IMAGE, "a norm that is written out over another dimension", ()),
+    "tokens computed from two streams": (steps.fused_tokens, PAIR, "tokens of the stream are replaced", 1, 5),
+    "tokens normed": (steps.partly_normed, PAIR, ""),
+    "norm of a sum": (steps.norm_of_a_sum, ONE, "a norm reads the stream after other steps"),
+    "two heads": (steps.two_heads, ONE, "several norms read the end of the stream"),
+    "orthogonal update": (steps.orthogonal_updates, ONE, "through norms of different kinds"),
+    "orthogonal update, one norm": (steps.orthogonal_updates_of_one_norm, ONE, "multiplied by a norm of the stream"),
+    "stale reads": (stale_reads, ONE, "computed from an earlier state of the stream"),
+    "projected shortcut": (projected_shortcut, ONE, "begins with a sum of two functions of another stream"),
+    "function of the end": (function_of_the_end, ONE, "a function of the end of the stream is normalized"),
+    "attention over depth": (attention_over_depth, ONE, "reads the output of another one"),
+    "masked features": (masked_features, ONE, "a factor is a vector of constants"),
+    "norms of channels": (steps.norms_of_channels, IMAGE, "a norm that is written out over another dimension"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_inspect_refuses_steps_in_no_row(name):
-    run, inputs, reason, named_tokens = REFUSED[name]
+    run, inputs, reason, *named_tokens = REFUSED[name]
     inspection = inspect(make_steps(run), *inputs)
     assert any(reason in unknown.reason for unknown in inspection.unknown), inspection.unknown
     assert not inspection.closes
@@ -82,19 +172,19 @@ def test_inspect_refuses_steps_in_no_row(name):
 
 
 def test_inspect_remarks_on_first_state_again():
-    stream = inspect(make_steps(odd.first_state_again), *ONE).streams[0]
+    stream = inspect(make_steps(first_state_again), *ONE).streams[0]
     assert stream.remarks == ("between sublayers the stream is multiplied by a factor, and an earlier state is added",)
 
 
 def test_inspect_tells_means_of_tokens_from_feed_forwards():
-    stream = inspect(make_steps(odd.means_of_tokens), *ONE).streams[0]
+    stream = inspect(make_steps(means_of_tokens), *ONE).streams[0]
     assert {site.kind for site in stream.sites} == {"other"}
     assert stream.remarks == ("the end of the stream is multiplied by a factor before the final norm",)
 
 
 def test_inspect_remarks_on_both_ends():
     """The embedding's norm is doubled, and two norms follow the stream; its tokens are sorted before."""
-    stream = inspect(make_steps(odd.scaled_ends), *ONE).streams[0]
+    stream = inspect(make_steps(scaled_ends), *ONE).streams[0]
     assert (stream.embedding_norm.path, stream.final_norm.path) == ("others.0", "last")
     assert {"the norm of the embedding is multiplied by a factor", "2 final norms, one after the other"} <= {
         *stream.remarks
@@ -102,18 +192,18 @@ def test_inspect_remarks_on_both_ends():
 
 
 def test_inspect_notes_dropout_of_the_stream():
-    inspection = inspect(make_steps(odd.dropout_of_the_stream).train(), *ONE)
+    inspection = inspect(make_steps(dropout_of_the_stream).train(), *ONE)
     assert [site.notes for site in inspection.sites] == [("dropout of the stream",)] * 2 + [()]
 
 
 def test_inspect_calls_moved_tokens_no_feed_forward():
-    inspection = inspect(make_steps(odd.smeared), *ONE)
+    inspection = inspect(make_steps(smeared), *ONE)
     assert [site.kind[0] for site in inspection.sites] == ["f", "f", "o", "f"]
     assert inspection.wiring == "unknown"
 
 
 def test_inspect_finds_no_final_norm_without_use():
-    stream = inspect(make_steps(odd.unused_norm), *ONE).streams[0]
+    stream = inspect(make_steps(unused_norm), *ONE).streams[0]
     assert stream.final_norm is None
     assert stream.remarks == ("without the final norm of this wiring",)
 
