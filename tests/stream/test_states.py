@@ -25,15 +25,21 @@ def case(request):
     return model, x, addnorm.inspect(model, x)
 
 
+def list_differences(model, x, like):
+    """Return what differs between a model and another one, an inspection of it, or its saved states."""
+    found = addnorm.verify(model, x, like=like)
+    sentences = [*found.list_sentences()]
+    assert found.agrees == (not sentences)
+    return sentences
+
+
 def sentences(case, change):
     """Return what differs between a changed copy of the model and the model."""
     model, x, inspection = case
     twin = copy.deepcopy(model)
     with torch.no_grad():
         change(twin.layers)
-    found = addnorm.verify(twin, x, like=inspection)
-    assert found.agrees == (not [*found.list_sentences()])
-    return [*found.list_sentences()]
+    return list_differences(twin, x, inspection)
 
 
 def test_error_inside_a_branch_is_told_from_the_residual_terms(case):
@@ -71,14 +77,14 @@ def test_ends_of_the_stream_are_compared(case):
     twin = copy.deepcopy(model)
     with torch.no_grad():
         twin.norm.weight[1].add_(0.1)
-    (sentence,) = addnorm.verify(twin, x, like=inspection).list_sentences()
+    (sentence,) = list_differences(twin, x, inspection)
     assert sentence.startswith("the difference begins at the final norm: relative error")
     twin.norm = None
-    assert "the final norm is missing, expected there" in [*addnorm.verify(twin, x, like=inspection).list_sentences()]
-    (sentence,) = addnorm.verify(model, 1.01 * x, like=inspection).list_sentences()
+    assert "the final norm is missing, expected there" in list_differences(twin, x, inspection)
+    (sentence,) = list_differences(model, 1.01 * x, inspection)
     assert sentence.startswith("the difference begins at the start of the stream: relative error 0.010")
     assert "more term" not in sentence
-    (sentence,) = addnorm.verify(model, torch.randn(2, 5, D), like=inspection).list_sentences()
+    (sentence,) = list_differences(model, torch.randn(2, 5, D), inspection)
     assert "more term" not in sentence  # no other order of dimensions is taken for the same
 
 
@@ -94,7 +100,7 @@ def test_factors_are_compared_by_their_numbers(wiring):
     if other is wiring:
         with torch.no_grad():
             twin.stack.layers[1].connections[0].b.add_(0.1)
-    first, *_ = addnorm.verify(twin, x, like=model).list_sentences()
+    first, *_ = list_differences(twin, x, model)
     learned = "the difference begins at the add after the attention of layer 2 (stack.layers.1.connections.0.sublayer)"
     assert first.startswith(
         learned if other is wiring else f"the factor of the residual is {other.a:.4g}, expected {wiring.a:g}"
@@ -124,7 +130,7 @@ def test_sum_in_another_dtype_is_named():
         layer.__class__ = Wide
     twin.norm.float()
     x = torch.randn(2, 5, D).bfloat16()
-    (sentence, *_) = addnorm.verify(model, x, like=twin).list_sentences()
+    (sentence, *_) = list_differences(model, x, twin)
     assert sentence == "the dtype of the sum is bfloat16, expected float32: in all 6"
 
 
@@ -140,7 +146,7 @@ def test_another_implementation_agrees(case):
         assert addnorm.verify(own, square, like=reference).agrees
     with torch.no_grad():
         own.stack.layers[1].connections[1].sublayer.up.weight.mul_(1.01)
-    (sentence,) = addnorm.verify(own, x, like=model).list_sentences()
+    (sentence,) = list_differences(own, x, model)
     assert sentence.startswith("all residual terms agree; the difference begins inside the feed-forward of layer 2")
 
 
@@ -150,10 +156,10 @@ def test_norm_of_the_embedding_is_compared():
     assert addnorm.verify(twin, x, like=model).agrees
     with torch.no_grad():
         twin.stack.norm_embedding.weight[3].mul_(1.1)
-    (sentence,) = addnorm.verify(twin, x, like=model).list_sentences()
+    (sentence,) = list_differences(twin, x, model)
     assert sentence.startswith("the difference begins at the start of the stream: relative error")
     twin.stack.norm_embedding = None
-    sentences = [*addnorm.verify(twin, x, like=model).list_sentences()]
+    sentences = list_differences(twin, x, model)
     assert "the embedding norm is missing, expected there" in sentences
 
 
@@ -176,7 +182,7 @@ def test_saved_states_are_those_of_the_run(case, tmp_path):
 def test_streams_of_other_sizes_get_one_sentence(case):
     model, x, inspection = case
     two = make_model(model.layers[0].norm_first, 2)
-    assert [*addnorm.verify(two, x, like=inspection).list_sentences()] == ["the number of layers is 2, expected 3"]
+    assert list_differences(two, x, inspection) == ["the number of layers is 2, expected 3"]
     wide = addnorm.nn.Encoder(LAYERS, 2 * D, nhead=2).eval()
     found = addnorm.verify(addnorm.inspect(wide, torch.randn(2, 5, 2 * D)), like=inspection)
     assert str(found) == "differs from the reference, TransformerEncoder: the width is 32, expected 16"
@@ -195,7 +201,7 @@ def test_streams_of_other_sizes_get_one_sentence(case):
 def test_training_mode_is_named_and_random_numbers_are_kept(case):
     model, x, inspection = case
     state = torch.get_rng_state()
-    first, *_ = addnorm.verify(copy.deepcopy(model).train(), x, like=inspection).list_sentences()
+    first, *_ = list_differences(copy.deepcopy(model).train(), x, inspection)
     assert first == "the mode is training, expected evaluation"
     assert torch.equal(state, torch.get_rng_state())
 
