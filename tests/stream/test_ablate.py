@@ -110,6 +110,19 @@ def test_every_form_of_the_add(name, x):
     torch.testing.assert_close(actual, run(model, x), atol=1e-4, rtol=1e-3)
 
 
+def test_lerp_with_learned_weight(x):
+    """The gradient of the weight depends on the write, which autograd saves as it was: only outputs can be edited."""
+    model = make_steps(lambda m, x: m.last(torch.lerp(x, m.gates[0](m.norms[0](x)), m.gammas[0])))
+    (site,) = addnorm.inspect(model, x).sites
+    with addnorm.scale_write(site, 0.5):
+        with pytest.raises(RuntimeError, match="written by lerp"):
+            model(x)
+        with torch.no_grad():
+            y = model(x)
+            g, f = model.gammas[0], model.gates[0](model.norms[0](x))
+            torch.testing.assert_close(y, model.last((1 - g) * x + 0.5 * g * f))
+
+
 class Checkpointed(Model):
     """Model whose layers are recomputed in the backward."""
 

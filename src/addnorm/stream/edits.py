@@ -146,6 +146,11 @@ class AddEdit(WriteEdit):
             raise RuntimeError(
                 f"{self.site.id!r} is written in {self.op.origin}, whose gradient is not that of the changed function."
             )
+        if self._weight_is_differentiated(out):
+            raise RuntimeError(
+                f"{self.site.id!r} is written by lerp, expected a weight without gradient: write x + g * (f(x) - x), or run the "
+                "model under torch.no_grad()."
+            )
         base = out._base if self.in_place and out._is_view() else None
         if base is not None and 0 in self._scaled and base.numel() != out.numel() and base.requires_grad:
             raise RuntimeError(
@@ -154,6 +159,11 @@ class AddEdit(WriteEdit):
         node = (out if base is None else base).grad_fn  # in place through a view torch sets the node of the base
         if node is not None:
             node.register_hook(self._change_gradients)
+
+    def _weight_is_differentiated(self, out: Tensor) -> bool:
+        """Return whether a weight of lerp has a gradient: it depends on the write, and autograd holds the unchanged write."""
+        edges = out.grad_fn.next_functions if self.op.name == "lerp" and out.grad_fn is not None else ()
+        return len(edges) > 2 and edges[2][0] is not None
 
     def _write_arguments(self, func: Any, names: list[str], arguments: dict[str, Any]) -> set[str]:
         """Return the names of the arguments that make up the write."""

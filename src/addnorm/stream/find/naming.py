@@ -79,7 +79,7 @@ def _ignores_scale(sublayer: Sublayer) -> bool:
         other = recompute(sublayer.raw, {read: SCALE * read.tensor.detach()})
     except Exception:  # of any kind: an operator cannot be computed again
         return False
-    return bool(once.any()) and relative_error(other, once) < SAME
+    return bool(once.any()) and relative_error(other.detach(), once) < SAME
 
 
 def _takes_root(op: Op) -> bool:
