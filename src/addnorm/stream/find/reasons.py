@@ -94,7 +94,7 @@ def _may_add(op: Op) -> bool:
     """Return whether an operator may add to a value what was computed from it: it is no move, norm or product of the two."""
     if is_move(op) or op.norms or op.name in ("mul", "div") or not any(map(has_numbers, op.outputs)):
         return False
-    is_product = not op.traits.isdisjoint(("pair", "attention"))
+    is_product = not op.traits.isdisjoint(("pair", "attention", "recurrent"))
     for values in [[value] for value in op.inputs] if is_product else [op.inputs]:
         parts = [v for v in walk(values, list_carried) if v.op is None or not is_move(v.op)]
         if any(is_computed_from(q, {*walk([p], _list_held)}) for p, q in itertools.permutations(parts, 2)):
