@@ -47,7 +47,7 @@ GRAPH_BREAK = "a graph break separates its add and its norm"
 NOT_CAPTURED = "torch.compile captures no graph of it"
 SEPARATE = "its streams are separate tensors"
 UNRECOGNIZED = (
-    "no graph has its write in a form that is recognized: X' = A X + b w, or X + b w and a read, of one tensor"
+    "no graph has its write in a form that is recognized: A X + b w of one tensor, not cast between, or X + b w before a read"
 )
 UNPROVEN = "a call of several streams in its graph does not pass the proof by itself"
 CAPTURED_ANEW = (

@@ -1,0 +1,63 @@
+"""A boundary of several streams as a model, whose write and read a function spells; its outputs and gradients, and their errors."""
+
+import copy
+
+import torch
+from torch import nn
+
+N, D = 4, 16
+X = torch.randn(2, 3, N, D, generator=torch.Generator().manual_seed(0))
+
+
+class Boundary(nn.Module):
+    """One boundary: a write with coefficients of each token, a read and its norm; `function` spells them."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.function, self.f, self.gates = function, nn.Linear(D, D), nn.Linear(D, N * (N + 2))
+        self.norm, self.weight = nn.LayerNorm(D), nn.Parameter(torch.rand(D) + 0.5)
+
+    def forward(self, x):
+        w = self.f(x.mean(-2))
+        z = self.gates(x.mean(-2)).sigmoid()
+        return self.function(self, x, w, z[..., : N * N].unflatten(-1, (N, N)), *z[..., N * N :].split(N, -1))
+
+
+def deepseek(m, x, w, a, b, c):
+    new = b.unsqueeze(-1) * w.unsqueeze(-2) + torch.matmul(a.transpose(-1, -2), x)
+    return new, m.norm((c.unsqueeze(-1) * new).sum(dim=2))
+
+
+def broadcast_sums(m, x, w, a, b, c):
+    new = (a.unsqueeze(-1) * x.unsqueeze(-3)).sum(-2) + w.unsqueeze(-2) * b[..., None]
+    return new, m.norm(new.mean(-2))
+
+
+def train(model, call, x):
+    """Return outputs and gradients of a loss with fixed cotangents."""
+    model.zero_grad()
+    outputs = call(x)
+    generator = torch.Generator().manual_seed(2)
+    signs = [torch.randn(out.shape, generator=generator, dtype=torch.float64) for out in outputs]
+    sum((out * sign.to(out.dtype)).sum() for out, sign in zip(outputs, signs, strict=True)).backward()
+    return [*(out.detach() for out in outputs), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def errors(results, exact):
+    return [
+        float((own.double() - truth).norm() / truth.norm().clamp_min(1e-9))
+        for own, truth in zip(results, exact, strict=True)
+    ]
+
+
+def assert_as_exact(model, call, x=X, run=lambda call, x: call(x), dtype=torch.float32):
+    """Check outputs and gradients of a fused call: at most 1.5 times as far from float64 as those of the model."""
+    wide = copy.deepcopy(model).double()
+    exact = train(wide, wide, x.double())
+    after = train(model, lambda x: run(call, x), x)
+    before = train(model, lambda x: run(model, x), x)
+    assert [(t.dtype, t.shape) for t in before] == [(t.dtype, t.shape) for t in after]
+    assert [t.stride() for t in before[:2]] == [t.stride() for t in after[:2]]
+    eps = torch.finfo(dtype).eps
+    assert all(a <= 1.5 * b + 4 * eps for a, b in zip(errors(after, exact), errors(before, exact), strict=True))
