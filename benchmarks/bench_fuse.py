@@ -36,7 +36,9 @@ CASES = grid(
     model=models.DECODERS,
     job__batch__tokens=(("inference", 1, 256), ("decode", 1, 1), ("training", 1, 256)),
     dtype=("float32", "bfloat16"),
-)
+) + grid(
+    model=models.STREAMS, job__batch__tokens=(("inference", 1, 256), ("training", 1, 256)), dtype=("float32", "bfloat16"),
+)  # fmt: skip
 # Cases with Inductor, which compiles for a minute.
 has_inductor = has(model=models.MINILM, job="inference", batch=8, tokens=128, dtype="float32")
 SECONDS = 20.0  # of a case: a step takes long, and differences of a few per cent must show
@@ -111,7 +113,7 @@ def title(case: Case) -> str:
 
 
 def _name(case: Case) -> str:
-    return models.DECODERS.get(case.model, "MiniLM")
+    return (models.DECODERS | models.STREAMS).get(case.model, "MiniLM")
 
 
 def line(case: Case, rows: Rows) -> dict[str, str]:

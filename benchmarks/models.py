@@ -18,11 +18,18 @@ from addnorm.stream.models.load import LoadedModel, load
 
 MINILM = "minilm"
 DECODERS = {"llama": "Llama-like", "qwen3": "Qwen-like", "gemma3_text": "Gemma-like"}
+STREAMS = {"hy_v4": "HY-V4-like, 4 streams"}
 TEXT = "pydoc_data.topics"
 PAST = 256  # tokens in the cache of a step that decodes one
 SIZES = {
     "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,
     "intermediate_size": 1408, "vocab_size": 4096, "sliding_window": 2048,
+}  # fmt: skip
+# Options of a decoder with latent attention, without experts, whose routing breaks the graph.
+LATENT = {
+    "mlp_layer_types": ["dense"] * 8, "q_lora_rank": 256, "kv_lora_rank": 128, "v_head_dim": 64, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32, "index_topk": 256, "index_head_dim": 32, "index_n_heads": 4, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
 }  # fmt: skip
 
 
@@ -50,7 +57,7 @@ def _make_decoder(case: Case) -> tuple[nn.Module, dict[str, Any]]:
     from transformers import AutoConfig, AutoModel
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(case.model, **SIZES)
+    config = AutoConfig.for_model(case.model, **SIZES | (LATENT if case.model in STREAMS else {}))
     model = AutoModel.from_config(config).to(getattr(torch, case.dtype)).eval()  # type: ignore[no-untyped-call]  # transformers does not type it
     tokens = torch.randint(SIZES["vocab_size"], (case.batch, PAST + case.tokens))
     if case.job != "decode":
