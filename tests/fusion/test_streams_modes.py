@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import addnorm
-from addnorm.fusion.backend import UNRECOGNIZED
 from addnorm.fusion.streams import OTHER_AXIS
+from addnorm.fusion.unrecognized import UNRECOGNIZED
 from support.fused_model import QUIET, count_calls
 from support.graph_capture import capture_graphs, relative_difference
 from support.several_streams import make_mhc

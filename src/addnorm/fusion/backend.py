@@ -26,18 +26,18 @@ from addnorm.fusion.call_proof import prove_calls
 from addnorm.fusion.encoder import expand_encoder_layers
 from addnorm.fusion.fused_call import choose_casting
 from addnorm.fusion.graph import PathOf, TracedGraph, entered, source_of, trace_graph
-from addnorm.fusion.match import Boundary, Match, dtype_name, match_sum
+from addnorm.fusion.match import Boundary, Match, match_sum
 from addnorm.fusion.pattern import find_matches
 from addnorm.fusion.rewrite import erase_unused, insert_fused_call, insert_streams_call, read_written_values
 from addnorm.fusion.streams import StreamMatch, find_stream_matches
 from addnorm.fusion.tolerance import Difference, failure, worst
+from addnorm.fusion.unrecognized import unrecognized_writes
 from addnorm.fusion.wiring import Rewrite
 from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.graph import Flow
-from addnorm.stream.dataflow.operators import FAMILY
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.find.norms import find_norms
-from addnorm.stream.inspect import capture_flow, inspect_run
+from addnorm.stream.inspect import capture_flow
 from addnorm.stream.program.build import count_streams
 
 Forward = Callable[..., Any]
@@ -45,10 +45,6 @@ PARAMETER_OF_SELF = re.compile(r"L\['self'\]((?:\._modules\[[^\]]*\])*)\._parame
 TORCH_RNG = {"fallback_random": True}  # option of Inductor: draw random numbers as torch does
 GRAPH_BREAK = "a graph break separates its add and its norm"
 NOT_CAPTURED = "torch.compile captures no graph of it"
-SEPARATE = "its streams are separate tensors"
-UNRECOGNIZED = (
-    "no graph has its write in a form that is recognized: A X + b w of one tensor, not cast between, or X + b w before a read"
-)
 UNPROVEN = "a call of several streams in its graph does not pass the proof by itself"
 CAPTURED_ANEW = (
     "torch.compile captures the model anew at every call, or no longer, as with a counter of calls, or a hook that appends to a "
@@ -355,7 +351,7 @@ class ModelBackend:
         if not is_whole:
             captured += self._uncaptured(model, args, kwargs, captured)
         if self._has_streams or not is_whole:
-            captured += _unrecognized_writes(model, args, kwargs, captured)
+            captured += unrecognized_writes(model, args, kwargs, captured)
         return captured
 
     def _uncaptured(
@@ -376,38 +372,6 @@ class ModelBackend:
             if count[boundary.norm, boundary.kind] < 0:
                 missing.append(boundary)
         return tuple(missing)
-
-
-def _unrecognized_writes(
-    model: nn.Module, args: Any, kwargs: Any, captured: Sequence[Boundary]
-) -> tuple[Boundary, ...]:
-    """Return the writes of several streams that `inspect` proves and that no graph has in a form that is recognized."""
-    try:
-        inspection = inspect_run(model, args, kwargs)
-    except Exception:  # of any kind: what cannot be inspected has no such report
-        return ()
-    program: Any = inspection.program or inspection.unnamed
-    if program is None:
-        return ()
-    found = []
-    for state, size in zip(program.spine.states[1:], program.sizes[1:], strict=True):
-        op = state[0].op
-        if size > 1 and op is not None and not op.origin.startswith(FAMILY):
-            reason = SEPARATE if len(state) > 1 else UNRECOGNIZED
-            found.append(
-                Boundary(
-                    op.frame.path, op.frame.path, "none", None, True, state[0].shape, dtype_name(state[0].tensor.dtype),
-                    reason=reason, streams=size,
-                )
-            )  # fmt: skip
-    known = Counter(boundary.add for boundary in captured if boundary.writes_streams)
-    count = len(found) - known.total()
-    unknown = []
-    for boundary in found:
-        known[boundary.add] -= 1
-        if known[boundary.add] < 0:
-            unknown.append(boundary)
-    return tuple(unknown[: max(count, 0)])
 
 
 def _relocate(boundary: Boundary, norm: str | None) -> Boundary:
