@@ -13,7 +13,10 @@ from addnorm.stream.dataflow.operators import FAMILY
 from addnorm.stream.inspect import inspect_run
 
 SEPARATE = "its streams are separate tensors"
-UNRECOGNIZED = "no graph has its write in a form that is recognized: A X + b w of one tensor, not cast between, or X + b w before a read"
+UNRECOGNIZED = (
+    "no graph has its write in a form that is recognized: A X + b w of one tensor, not cast between, "
+    "or X + b w before a read"
+)
 
 
 def unrecognized_writes(model: nn.Module, args: Any, kwargs: Any, captured: Sequence[Boundary]) -> tuple[Boundary, ...]:
