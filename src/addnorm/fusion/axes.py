@@ -134,9 +134,11 @@ class Axes:
         """Return the two terms of a sum over an axis along which a factor is a join of two tensors, or the term itself."""
         for factor, other in (term.factors, term.factors[::-1]) if len(term.factors) == 2 else ():
             value, dims, number = self._skip(*factor)
-            parts = value.op.args[0] if value.op is not None and value.op.name == "cat" else ()
-            at = value.op.get("dim", 0) % len(dims) if len(parts) == 2 else 0
-            if len(parts) != 2 or not dims[at] or dims[at] not in other[1] or dims[at][0].root in self._exprs:
+            op = value.op
+            if op is None or op.name != "cat" or len(op.args[0]) != 2:
+                continue
+            parts, at = op.args[0], op.get("dim", 0) % len(dims)
+            if not dims[at] or dims[at] not in other[1] or dims[at][0].root in self._exprs:
                 continue
             split, start = [], 0
             for part in parts:
