@@ -60,7 +60,7 @@ def baddbmm(m, x, w, a, b, c):
 def outer_products(m, x, w, a, b, c):
     x, w, a, b, c = (t.flatten(0, 1) for t in (x, w, a, b, c))
     new = torch.baddbmm(a @ x, b.unsqueeze(-1), w.unsqueeze(-2))
-    return new, F.rms_norm(torch.bmm(c.unsqueeze(-2), new).squeeze(-2), (D,), m.weight, 1e-6)
+    return new, m.norm(torch.bmm(c.unsqueeze(-2), new).squeeze(-2))
 
 
 def joined(m, x, w, a, b, c):

@@ -64,6 +64,7 @@ class Coefficients(nn.Module):
 class RandomProgram(nn.Module):
     """A stack X' = N_out(A X + B f(N(C X))), whose streams lie as `form` says."""
 
+    keeps_answer = True
     start, stack, read, write = HandMhc.start, HandMhc.stack, HandMhc.read, HandMhc.write
 
     def __init__(self, seed):
@@ -84,15 +85,18 @@ class RandomProgram(nn.Module):
         self.answer = []
 
     def forward(self, x):
-        self.answer = []
+        if self.keeps_answer:
+            self.answer = []
         X = self.start(x) if self.offset is None else x.unsqueeze(-2) + self.offset
         for collapse, mix, inject, norm, norm_branch, f in self.sites:
             own = self.stack(X)
             c, a, b = collapse(own), mix(own), inject(own)
             X = self.write(X, a, b, norm_branch(f(norm(self.read(X, c)))))
-            self.answer.append((c, a, b))
+            if self.keeps_answer:
+                self.answer.append((c, a, b))
         c = self.end(self.stack(X))
-        self.answer.append((c,))
+        if self.keeps_answer:
+            self.answer.append((c,))
         return self.norm(self.read(X, c))
 
 

@@ -138,6 +138,8 @@ class Axes:
             if op is None or op.name != "cat" or len(op.args[0]) != 2:
                 continue
             parts, at = op.args[0], op.get("dim", 0) % len(dims)
+            if any(len(part.shape) != len(dims) for part in parts):  # torch.cat takes an empty vector among matrices
+                continue
             if not dims[at] or dims[at] not in other[1] or dims[at][0].root in self._exprs:
                 continue
             split, start = [], 0
