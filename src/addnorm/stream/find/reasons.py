@@ -103,8 +103,13 @@ def _may_add(op: Op) -> bool:
 
 
 def _list_held(value: Value) -> list[Value]:
-    """Return the inputs that a value may hold: none where a sublayer's product with parameters or its attention computed it."""
-    return [] if value.op is None or is_barrier(value.op) else value.op.inputs
+    """Return the inputs that a value may hold: none of a product with parameters or of two activations."""
+    op = value.op
+    if op is None or is_barrier(op):
+        return []
+    inputs = [v for v in op.inputs if v.kind & DATA]
+    is_product = op.name in ("mul", "div") or "mixing" in op.traits
+    return [] if is_product and len(inputs) > 1 else inputs
 
 
 def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:
