@@ -169,6 +169,16 @@ def test_fused_model_is_called_copied_and_loaded():
     assert [y.shape for y in model(X[:, :0])] == [y.shape for y in plain(X[:, :0])]
 
 
+def test_norm_that_nothing_reads_stays_out_of_the_call():
+    model = Layers()
+    model.forward = lambda x: model.layers[1](model.layers[0](x)[0])
+    capture = capture_graphs(model)
+    sum(y.square().sum() for y in capture.compiled(X)).backward()
+    assert [one.kind for one in capture.boundaries if one.is_fused] == ["none", "layer"]
+    assert model.layers[0].norm.weight.grad is None
+    assert model.layers[1].norm.weight.grad is not None
+
+
 def test_fuse_in_inference_mode():
     model = Boundary(deepseek)
     with torch.inference_mode():

@@ -130,7 +130,9 @@ def find_stream_matches(traced: TracedGraph, norms: Sequence[Norm]) -> list[Stre
     written = {write.sum: write for write in writes}
     states = {strip_views(value) for value in written}
     states |= {strip_views(traced.values[write.tensor("streams").node]) for write in writes}
-    reads = [*_find_reads(traced, norms, {*written}, states)]
+    found = _find_reads(traced, norms, {*written}, states)
+    # The parameters of a norm that nothing reads have no gradient; a call would give them zeros.
+    reads = [read for read in found if any(node.users for node in read.y)]
     read_states = {strip_views(traced.values[read.tensor("streams").node]) for read in reads}
     matches = [write for write in writes if write.is_mixed or strip_views(write.sum) in read_states]
     matches += reads
