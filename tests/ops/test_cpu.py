@@ -28,7 +28,7 @@ EXTENTS = [pytest.param("cover"), pytest.param("full", marks=pytest.mark.slow)]
 
 @needs_library
 @pytest.mark.parametrize("extent", EXTENTS)
-@pytest.mark.parametrize("table", ["operation", "streams"])
+@pytest.mark.parametrize("table", ["operation", "streams", "reads"])
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_instruction_set_is_accurate_and_guarded(capability, table, extent):
     """ADDNORM_POISON fills the library's allocations with NaN, so that an element that was not written differs from float64."""

@@ -1,6 +1,6 @@
-"""Program that checks a table of calls with the kernels of one instruction set, of the operation or of n streams.
+"""Program that checks a table of calls with the kernels of one instruction set: the operation, n streams, or reads by attention.
 
-python tests/support/run_kernels.py operation|streams [cover]
+python tests/support/run_kernels.py operation|streams|reads [cover]
 
 Each call is compared with float64, and repeated on tensors that end, or begin, at a protected page: with the same bits, in all ways
 to call. AddressSanitizer detects every ordinary load and store outside a tensor, but not the masked ones of AVX2 and AVX-512, which
@@ -11,10 +11,11 @@ names the call that crashed. The word `beyond` instead of a table makes such an 
 
 import ctypes
 import itertools
+import math
 import mmap
 import sys
 import traceback
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -23,9 +24,11 @@ from torch import Tensor
 import addnorm
 from addnorm.ops import cpu
 from addnorm.ops.streams.kinds import GATE_KINDS
+from addnorm.wirings.coefficients import sources
 from support import accuracy, stream_calls
 from support.cases import BASIC, DTYPES, OPTIONS, Call, bf16, cotangents, f16, f32, f64, make
 from support.inplace_calls import in_place, into, nan
+from support.oracle import UNIT
 from support.stream_calls import MODES, StreamCall, make_call, make_cotangents, run
 
 PAGE, NONE = mmap.PAGESIZE, 0
@@ -60,6 +63,55 @@ STREAM_DTYPES = (
     {"dtype": f32, "streams_dtype": bf16, "out_dtype": bf16},
     {"dtype": f16, "out_dtype": f64},
 )
+# Sources, and queries, of reads by attention: below and beyond the lanes of a softmax.
+READS = ((1, 1), (2, 3), (5, 1), (17, 2), (33, 1))
+READ_DTYPES = ((f32,), (bf16,), (f16,), (f32, bf16, f16))
+
+
+@dataclass(frozen=True)
+class ReadCall:
+    """A call of `attend_sources`: the query, the weight if there is one, and the sources, by name."""
+
+    tensors: dict[str, Tensor]
+    normed_values: bool
+
+    def __call__(self, tensors=None, attend=sources._AttendFunction.apply):
+        """Return the reads by name, of `tensors` if they are given."""
+        rows = dict(self.tensors if tensors is None else tensors)
+        reads = attend(rows.pop("query"), rows.pop("weight", None), 1e-3, self.normed_values, *rows.values())
+        return {f"read {r}": read for r, read in enumerate(reads)}
+
+    def assert_accurate(self):
+        """Check reads and gradients: twice the error of torch's operators in float32, and some roundings (another order).
+
+        A gradient is a sum whose terms cancel, since the gradients of the scores of a read add up to 0: it has as many roundings
+        of the call's largest gradient, and those of a random walk over its terms, one for each source, and token if it is shared.
+        """
+        cotangents = make_cotangents(self)
+        ours, theirs, exact = (
+            run(
+                call,
+                {name: t.to(dtype or t.dtype).clone().requires_grad_() for name, t in self.tensors.items()},
+                cotangents,
+            )
+            for call, dtype in (
+                (self, None),
+                (partial(self, attend=sources._attend), None),
+                (partial(self, attend=sources._attend), f64),
+            )
+        )
+        sizes = {name: t.abs().max().item() for name, t in exact.items()}
+        largest = max(size for name, size in sizes.items() if name.startswith("d"))
+        num_sources = sum(name.startswith("source") for name in self.tensors)
+        num_tokens = self.tensors["source 0"].shape[:-1].numel()
+        for name, value in ours.items():
+            assert value.dtype == theirs[name].dtype, name
+            size = largest if name.startswith("d") else sizes[name]
+            roundings = 16 + math.isqrt(num_sources * (num_tokens if name in ("dquery", "dweight") else 1))
+            bound = 2 * stream_calls.worst(theirs[name], exact[name])
+            bound += roundings * UNIT[f32] * size + UNIT[value.dtype] * sizes[name]
+            error = stream_calls.worst(value, exact[name])
+            assert error <= bound, f"{name}: error {error:.3g}, bound {bound:.3g}"
 
 
 def list_calls(cover):
@@ -93,6 +145,20 @@ def build_streams(n, d, rows, kind, mode, index):
     return replace(make_call(n, d, rows, kind, mode=mode, norm=norm, **options), iterations=3)
 
 
+def list_reads(cover):
+    """Return the calls of `attend_sources` as arguments of `build_reads`."""
+    cases = itertools.product((3, *STREAM_WIDTHS[1:]), READS, READ_DTYPES, ROWS, (False, True), (False, True))
+    return [(d, *sizes, *others) for d, sizes, *others in [*cases][:: 11 if cover else 1]]
+
+
+def build_reads(d, n, reads, dtypes, rows, has_weight, normed_values):
+    """Return a call of the table; the sources' sizes differ."""
+    torch.manual_seed(d * n)
+    tensors = {"query": 2 * torch.randn(reads, d) / d**0.5} | ({"weight": torch.randn(d)} if has_weight else {})
+    own = {f"source {j}": torch.randn(*rows, d).mul(0.5 + j / 4).to(dtypes[j % len(dtypes)]) for j in range(n)}
+    return ReadCall(tensors | own, normed_values)
+
+
 def guard(t, end):
     """Return a copy of t that ends at the end of its page, or begins at the start; a protected page lies beyond."""
     size = t.numel() * t.element_size()
@@ -114,7 +180,7 @@ def use(call, grad_outputs, place):
     tensors = {name: place(t).requires_grad_() for name, t in call.tensors.items()}
     results = run(call, tensors, {name: place(t) for name, t in grad_outputs.items()})
     yield from results.items()
-    if isinstance(call, StreamCall):
+    if not isinstance(call, Call):
         return
     with torch.no_grad():
         yield from call(tensors).items()
@@ -133,14 +199,16 @@ def use(call, grad_outputs, place):
 
 def find_errors(call, has_bits):
     """Return one line for each error: first in the results, then in their bits elsewhere in memory."""
-    grad_outputs = make_cotangents(call) if isinstance(call, StreamCall) else cotangents(call())
+    grad_outputs = cotangents(call()) if isinstance(call, Call) else make_cotangents(call)
     expected = run(call, {name: t.clone().requires_grad_() for name, t in call.tensors.items()}, grad_outputs)
     lines = []
     try:
-        if isinstance(call, StreamCall):
+        if isinstance(call, Call):
+            accuracy.assert_accurate(call, {name.removeprefix("d"): t for name, t in expected.items()}, grad_outputs)
+        elif isinstance(call, StreamCall):
             stream_calls.assert_accurate(call)
         else:
-            accuracy.assert_accurate(call, {name.removeprefix("d"): t for name, t in expected.items()}, grad_outputs)
+            call.assert_accurate()
         places = {"": Tensor.clone, " at the end": partial(guard, end=True), " at the begin": partial(guard, end=False)}
         for where, place in places.items() if has_bits else ():
             results = use(call, grad_outputs, place)
@@ -150,18 +218,25 @@ def find_errors(call, has_bits):
     return lines
 
 
+TABLES = {
+    "operation": (list_calls, make),
+    "streams": (list_streams, build_streams),
+    "reads": (list_reads, build_reads),
+}
+
+
 def main(table, *words):
     """Check the calls of a table; return 1 if one is wrong."""
     if table == "beyond":
         ctypes.string_at(guard(torch.ones(3), end=True).data_ptr() + 12, 1)
     print(addnorm.backends()[1].detail, flush=True)
     cover, failed = words == ("cover",), 0
-    cases = list_streams(cover) if table == "streams" else list_calls(cover)
+    list_cases, build = TABLES[table]
+    cases = list_cases(cover)
     for case in cases:
         print(*case, file=sys.stderr, flush=True)
-        call = build_streams(*case) if table == "streams" else make(*case)
-        # The reference has torch's operators, whose bits may depend on the alignment.
-        lines = find_errors(call, has_bits=cpu.ISA is not None and (table == "operation" or case[0] <= 16))
+        # The reference has torch's operators, whose bits may depend on the alignment. The kernels have up to 16 streams.
+        lines = find_errors(build(*case), has_bits=cpu.ISA is not None and (table != "streams" or case[0] <= 16))
         if lines:
             print(*case, *lines, sep=", ")
             failed += 1

@@ -109,6 +109,7 @@ def run(library, arguments):
         for script in (
             ["run_kernels.py", "operation"],
             ["run_kernels.py", "streams", "cover"],
+            ["run_kernels.py", "reads", "cover"],
             ["fuzz.py", *arguments],
         ):
             print(f"== {loaded.stdout.strip()}, AddressSanitizer and UBSan: {' '.join(script)}", flush=True)
