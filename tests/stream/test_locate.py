@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import addnorm
 from support.families import shake
@@ -129,3 +130,29 @@ def test_places_in_the_output_are_named():
         assert location.site == (found.sites[2 * k - 1].id if 0 < k < LAYERS else None)
     model.named = False
     assert "the model's output[1]" in addnorm.locate(addnorm.inspect(model, x), states[1]).others
+
+
+class Returned:
+    """A class of outputs that is registered without the names of its parts, as by diffusers."""
+
+    def __init__(self, sample):
+        self.sample = sample
+
+
+def test_output_without_names_of_its_parts_is_taken():
+    if Returned not in pytree.SUPPORTED_NODES:
+        pytree.register_pytree_node(Returned, lambda out: ([out.sample], None), lambda parts, _: Returned(*parts))
+    encoder_ = encoder("pre_ln", LAYERS)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = encoder_
+
+        def forward(self, x):
+            return Returned(self.encoder(x))
+
+    model, x = Model(), torch.randn(3, 5, D)
+    found = addnorm.inspect(model, x)
+    assert (found.wiring, found.closes) == ("pre_ln", True)
+    assert addnorm.locate(found, model(x).sample).others == ("the model's output[0]",)

@@ -57,6 +57,11 @@ ENDS = {
         lambda m, x: m.gates[0](m.last(torch.complex(x, x).imag)), False,
         ("no norm reads the tokens at the end of the stream: the norm in last reads what complex and later operators compute from them",),
     ),
+    "tokens as one": (lambda m, x: F.layer_norm(x.flatten(1), (T * D,)), False, MISSING),
+    "tokens joined along the features": (
+        lambda m, x: F.layer_norm(torch.cat(x.unbind(1), -1), (T * D,)), False,
+        ("no norm reads the tokens at the end of the stream: the norm in the model reads what cat and later operators compute from them",),
+    ),
     "norm of a head": (lambda m, x: m.last(m.gates[1](x)), False, MISSING),
 }  # fmt: skip
 

@@ -159,12 +159,18 @@ class Flow:
 
     def list_results(self) -> set[Value]:
         """Return the values that the model returns."""
-        return {*self.name_results().values()}
+        return {value for value in pytree.tree_leaves(self.result) if isinstance(value, Value)}
 
     def name_results(self) -> dict[str, Value]:
-        """Return the values that the model returns by their places: "hidden_states[2]", or "output" if there is one value."""
-        places, _ = pytree.tree_flatten_with_path(self.result)
-        return {_name_place(pytree.keystr(path)): value for path, value in places if isinstance(value, Value)}
+        """Return the values that the model returns by their places: "hidden_states[2]", or "output" if there is one value.
+
+        Values in a class that was registered without the names of its parts have numbers.
+        """
+        try:
+            places = [(pytree.keystr(path), value) for path, value in pytree.tree_flatten_with_path(self.result)[0]]
+        except ValueError:
+            places = [(f"[{i}]", value) for i, value in enumerate(pytree.tree_leaves(self.result))]
+        return {_name_place(place): value for place, value in places if isinstance(value, Value)}
 
     def release_tensors(self) -> None:
         """Release the tensors that the run computed; shapes and dependencies remain."""

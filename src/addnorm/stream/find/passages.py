@@ -52,6 +52,10 @@ def place_chain(chain: Chain) -> PlacedChain:
     for sublayer in chain.list_sublayers():
         if sublayer.kind == "feed-forward" and layout.mixes_tokens(sublayer):
             sublayer.kind = "other"
+    # A norm of more features than the stream has reads several tokens that were joined along the features.
+    wide = next((norm for norm in chain.final_norms if norm.x.shape[-1] > layout.width), None)
+    if wide is not None and wide.x.op is not None:
+        chain.final_norms, chain.next_norm, chain.pooled = [], None, (wide, wide.x.op)
     return PlacedChain(**vars(chain), layout=layout, passages=_check_passages(chain, layout))
 
 
