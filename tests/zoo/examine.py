@@ -81,9 +81,9 @@ def examine(model):
         row |= {
             "verdict": "right" if is_right else verdict.status,
             "detail": reasons if verdict.status == "refused" else "" if verdict.status == "right" else detail,
-            "wiring": [s.wiring.name if s.wiring else None for s in found.streams],
-            "sublayers": [len(s.sites) for s in found.streams], "closes": found.closes,
-            "closure": float(f"{found.closure:.1e}") if found.streams else None, "unknown": [str(u.reason) for u in found.unknown],
+            "wiring": [part.wiring.name if part.wiring else None for part in found.parts],
+            "sublayers": [len(part.sites) for part in found.parts], "closes": found.closes,
+            "closure": float(f"{found.closure:.1e}") if found.parts else None, "unknown": [str(u.reason) for u in found.unknown],
         }  # fmt: skip
     return row | dict(use(module, model.arguments, found))
 

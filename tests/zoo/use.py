@@ -65,30 +65,32 @@ def _backward(outputs):
 
 
 def check_decompose(model, arguments, found):
-    """Decompose each stream; the components must add up to it."""
+    """Decompose each stream, or the program; the components must add up to it."""
     args, kwargs = arguments
-    for stream in found.streams:
+    for stream in found.parts:
+        options = {"stream": stream.name} if found.streams else {}
         with torch.no_grad():
-            parts = addnorm.decompose(model, *args, stream=stream.name, **kwargs)
+            parts = addnorm.decompose(model, *args, **options, **kwargs)
         total = sum(parts.components().values(), torch.zeros(()))
         error = _distance([total], [parts.state()])
         if not error <= TOLERANCE:
             return f"wrong: the components of {stream.name} differ from it by {error:.1e}"
-    return "ok" if found.streams else "no stream"
+    return "ok" if found.parts else "no stream"
 
 
 def check_ablate(model, arguments, found):
     """Scale the writes of the first and the last site by one, which changes nothing, and by zero, which changes the outputs."""
     with torch.no_grad():
         expected = call(model, arguments)
-        for site in {id(s): s for s in (*found.sites[:1], *found.sites[-1:])}.values():
+        sites = found.list_sites()
+        for site in {id(s): s for s in (*sites[:1], *sites[-1:])}.values():
             with addnorm.scale_write(site, 1.0):
                 same = call(model, arguments)
             if _distance(same, expected) > TOLERANCE:
                 return f"wrong: scaling {site.id} by 1 changes the outputs by {_distance(same, expected):.1e}"
             with addnorm.ablate(site):
                 call(model, arguments)
-    return "ok" if found.sites else "no sites"
+    return "ok" if sites else "no sites"
 
 
 def check_fuse(model, arguments):
