@@ -89,7 +89,8 @@ def compare() -> None:
     r"""Train small models with different wirings and write a report.
 
     WIRING is a name of `addnorm wirings`, with options after a colon; post_ln and pre_ln by default. Without options it takes
-    about two minutes and illustrates; --full is evidence. After Ctrl-C or a crash the same command continues.
+    about two minutes and illustrates; --full is evidence. After Ctrl-C or a crash the same command continues. The exit code is 3
+    if a published result does not hold for untrained stacks.
 
     \b
       addnorm compare post_ln pre_ln

@@ -12,12 +12,12 @@
 
 from addnorm.bench.harness import failed_proofs, partial_path, write
 from addnorm.bench.jobs import JOBS, NORMS
-from addnorm.bench.operation import DTYPES, PLAIN, console, matrix, run, show, warn_if_busy, whole
+from addnorm.bench.operation import DTYPES, console, matrix, run, show, whole
 from addnorm.bench.timing import ROUNDS
 
 __all__ = [
-    "DTYPES", "JOBS", "NORMS", "PLAIN", "QUICK_ROUNDS", "QUICK_SHAPES", "ROUNDS", "console", "failed_proofs", "matrix",
-    "partial_path", "run", "show", "warn_if_busy", "whole", "write",
+    "DTYPES", "JOBS", "NORMS", "QUICK_ROUNDS", "QUICK_SHAPES", "ROUNDS", "console", "failed_proofs", "matrix",
+    "partial_path", "run", "show", "whole", "write",
 ]  # fmt: skip
 
 # `addnorm bench --quick`: does it work, and roughly how fast is it?

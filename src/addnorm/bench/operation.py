@@ -296,11 +296,6 @@ def text(document: Document) -> str:
     return to_text(blocks(document))
 
 
-def warn_if_busy(document: Document, screen: Console) -> None:
-    """Print a warning if other processes used the cores."""
-    print_blocks(screen, *_warning(document))
-
-
 def _warning(document: Document) -> Iterator[Paragraph]:
     if warning := busy(document):
         words = "The machine was busy"

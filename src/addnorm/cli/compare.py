@@ -20,6 +20,7 @@ from addnorm._util.numbers import format_bytes
 from addnorm._util.render import make_console
 from addnorm.cli._output import (
     ArgumentError,
+    ProofError,
     argument_errors,
     check_folder,
     command_line,
@@ -79,6 +80,9 @@ def run(
         with working("draw the report"):
             page = pages.build_comparison_page(comparison, {"command": command_line()})
         save_result(path, lambda file: pages.write(page, file), "--report")
+        unmet = [check.name for check in comparison.checks if check.holds is False]
+        if unmet:
+            raise ProofError(f"Published results do not hold for the untrained stacks: {' '.join(unmet)}")
     except (lab.RunError, ImportError, OSError) as error:  # the last two: of the report
         raise click.ClickException(f"{str(error).rstrip('.')}. Finished runs are in {out}.") from None
     except KeyboardInterrupt:
