@@ -23,8 +23,8 @@ from drawings import BLUE, INK, ORANGE, PALE, arrow, figure
 
 from addnorm._util import files
 from addnorm._util.charts import LOOKS, Axis, Chart, Panel, Series
+from addnorm._util.svg import chart_file
 from addnorm.report import comparison_charts
-from addnorm.report.svg import chart_file
 from addnorm.stream.record.axes import COLOURS, DASHES, GREY
 
 if TYPE_CHECKING:  # matplotlib is imported where it is used

@@ -125,10 +125,10 @@ TOOLS = {
         (Fault("torn-line-cut-too-early", "lab", "$d.rfind(b'\\n') + 1", "max($d.rfind(b'\\n'), 0)"),),
     ),
     "report": Area(
-        ("tests/report",),
+        ("tests/report tests/util/test_svg.py",),
         (
-            Fault("growth-upside-down", "report", "$times = end / start", "$times = start / end"),
-            Fault("chart-upside-down", "report", "$b.height * (1 - scale.place(y))", "$b.height * scale.place(y)"),
+            Fault("growth-upside-down", "report", "end / start", "start / end"),
+            Fault("chart-upside-down", "_util/svg.py", "$b.height * (1 - scale.place(y))", "$b.height * scale.place(y)"),
         ),
     ),
     "server": Area(

@@ -1,6 +1,6 @@
 """Charts as data: panels of series, or of cells. A `Chart` has all that is drawn, and a table of its numbers.
 
-`addnorm.report.svg` draws a chart with the colours of the page.
+`addnorm._util.svg` draws a chart with the colours of the page.
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ class Panel(NamedTuple):
         log: whether the axis is logarithmic; None means: if no value is negative and the values are far apart.
         lines: y of horizontal lines by their labels. Lines out of range are not drawn.
         height: height in pixels.
-        x: the panel's own x axis; None is the x axis of the chart.
     """
 
     label: str
@@ -104,7 +103,6 @@ class Panel(NamedTuple):
     log: bool | None = None
     lines: Mapping[str, float] = {}
     height: int = 200
-    x: Axis | None = None
 
     @property
     def scale(self) -> Scale:

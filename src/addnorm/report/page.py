@@ -22,7 +22,7 @@ from addnorm._util.blocks import Finding, Table
 from addnorm._util.charts import Chart
 from addnorm._util.files import check_writable, write_text
 from addnorm._util.optional import require
-from addnorm.report.svg import NARROW, WIDE, draw_chart
+from addnorm._util.svg import NARROW, WIDE, draw_chart, read_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -228,9 +228,7 @@ def render(page: Page) -> str:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    text: str = environment.from_string(_read("page.html")).render(
-        page=page, style=_read("chart.css") + _read("style.css")
-    )
+    text: str = environment.from_string(_read("page.html")).render(page=page, style=read_style() + _read("style.css"))
     return text.lstrip()
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addnorm._util.blocks import Block, Column, Drawing, Paragraph, Span, Table, TableRow
-from addnorm._util.charts import LOG_RATIO, Scale
+from addnorm._util.charts import Chart, Panel, depth_axis, depth_series
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.optional import require
 from addnorm._util.render import Rendered
+from addnorm._util.svg import chart_image
 from addnorm.stream.program.statistics import MATRICES, SiteStatistics, build_statistics
 from addnorm.stream.record import store
 from addnorm.stream.record.measurements import Measurements
@@ -47,8 +47,8 @@ FROZEN_NOTE = " frozen gradient: the gradient with the computed A, B and C as co
 EMPTY = "Nothing is recorded: call the model while the recorder is open, in its `with` block."
 UNDEFINED = "-"
 LONE_NOTE = " -: no sequence has two tokens that are not zero."
-CHARTS = (("stream rms by depth", COLUMNS[0], "#0072B2"), ("gradient at the stream by depth", COLUMNS[4], "#D55E00"))
-WIDTH, HEIGHT, EDGE = 280, 84, 6  # of a chart, in pixels
+CHARTS = {"stream rms": COLUMNS[0], "gradient at the stream": COLUMNS[4]}  # in notebooks
+HEIGHT = 84  # of a panel, in pixels
 CELL = 8  # characters
 
 
@@ -135,11 +135,14 @@ class Recording(Rendered, Measurements):
         if not self.steps:
             yield Paragraph(EMPTY)
             return
-        charts = [
-            _chart(title, [value for _, value in self.series(column.role, column.statistic)], colour)
-            for title, column, colour in CHARTS
-        ]
-        yield Drawing(f"<div>{''.join(charts)}</div>")
+        axis, places = depth_axis(self.sites)
+        drawn = {
+            title: depth_series("", self.series(column.role, column.statistic), places)
+            for title, column in CHARTS.items()
+        }
+        panels = [Panel(title, series, height=HEIGHT) for title, series in drawn.items() if series]
+        if panels:
+            yield Drawing(chart_image(Chart("By depth", "At the last step that has numbers.", panels, axis, columns=2)))
         series = ((column.heading, self.series(column.role, column.statistic)) for column in COLUMNS)
         columns = {heading: {site.id: value for site, value in values} for heading, values in series if values}
         alone = self._find_lone_tokens()
@@ -211,37 +214,3 @@ def _steps_text(steps: tuple[int, ...]) -> str:
 def _cell(value: float | None) -> Span:
     text = format_number(value, 3, width=CELL)
     return text if value is None or math.isfinite(value) else (text, "bad")
-
-
-def _chart(title: str, values: Sequence[float], colour: str) -> str:
-    """Return a small SVG of values by depth. The scale is logarithmic where all are positive and far apart.
-
-    Values that are not finite are crosses at the top.
-    """
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return ""
-    low, high = min(finite), max(finite)
-    log = low > 0 and high > LOG_RATIO * low
-    scale = Scale(low if log else min(low, 0.0), high, log)  # from zero, or noise would look large
-    step = (WIDTH - 2 * EDGE) / max(len(values) - 1, 1)
-    path, marks, command = "", "", "M"
-    for k, value in enumerate(values):
-        x = EDGE + step * k
-        if math.isfinite(value):
-            y = HEIGHT - EDGE - scale.place(value) * (HEIGHT - 2 * EDGE)
-            path += f"{command}{x:.1f} {y:.1f}"
-            marks += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{colour}"/>'
-        else:
-            marks += f'<path d="M{x - 3:.1f} 2l6 6m0 -6l-6 6" stroke="#B00020" stroke-width="1.5"/>'
-        command = "L" if math.isfinite(value) else "M"
-    bad = len(values) - len(finite)
-    axis = "log scale" if log else f"from {format_number(scale.low, 3, trim=True)}"
-    ends = " to ".join(format_number(value, 3, trim=True) for value in (low, high))
-    caption = escape(f"{title}, {axis}: {ends}{f', {bad} not finite' if bad else ''}")
-    return (
-        '<figure style="display:inline-block;margin:0 1em 0 0">'
-        f'<svg role="img" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"><title>{caption}</title>'
-        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>{marks}</svg>'
-        f"<figcaption><small>{caption}</small></figcaption></figure>"
-    )

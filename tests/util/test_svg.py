@@ -1,4 +1,4 @@
-"""Tests of `addnorm.report.svg` and `addnorm.report.page`: places of the numbers, the page's colours, contrast."""
+"""Tests of `addnorm._util.svg` and `addnorm.report.page`: places of the numbers, the page's colours, contrast."""
 
 import base64
 import math
@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from addnorm._util.charts import Axis, Chart, Map, Panel, Scale, Series
+from addnorm._util.svg import NARROW, WIDE, chart_file, draw_chart, read_style
 from addnorm.report import Table, draw_figure
-from addnorm.report.svg import NARROW, WIDE, chart_file, draw_chart
 from addnorm.stream.record import axes
 
 KINDS = ("start", "attention", "feed-forward", "attention")
@@ -138,8 +138,7 @@ def test_drawing_uses_only_page_colours():
     text = draw_chart(chart(everything), WIDE)
     assert not re.findall(r"[(=]#|style=|id=|url|http", text)
     used = {name for classes in re.findall(r'class="([^"]*)"', text) for name in classes.split()}
-    style = resources.files("addnorm.report").joinpath("chart.css").read_text()
-    assert used - {"chart", "d0"} <= {*re.findall(r"\.([a-z]\w*)", style)}
+    assert used - {"chart", "d0"} <= {*re.findall(r"\.([a-z]\w*)", read_style())}
     assert ElementTree.fromstring(text).get("aria-label") == 'A "title". A caption.'
 
 
@@ -169,8 +168,7 @@ def test_matplotlib_drawing_becomes_a_figure():
 def themes():
     """Return the colour variables of each theme: light, dark, print."""
     merged = {}
-    for name in ("chart.css", "style.css"):
-        style = resources.files("addnorm.report").joinpath(name).read_text()
+    for style in (read_style(), resources.files("addnorm.report").joinpath("style.css").read_text()):
         for theme, root in zip(
             ("light", "dark", "print"), re.findall(r":root \{(.*?)\}", style, re.DOTALL), strict=False
         ):

@@ -6,6 +6,7 @@ Series differ by colour, dash and filling, points by the marker of their kind.
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -74,8 +75,8 @@ def draw_chart(chart: Chart, width: int, classes: str = "chart") -> str:
         row: Sequence[Panel | Map] = chart.panels[begin : begin + columns]
         for j, panel in enumerate(row):
             box = Box(j * (cell + BETWEEN) + left, y, cell - left - 8, panel.height, left)
-            axis, scale = _x_axis(chart, panel)
-            is_last = begin + columns >= len(chart.panels) or axis is not chart.x or isinstance(panel, Map)
+            axis, scale = chart.x, _x_scale(chart.x, panel)
+            is_last = begin + columns >= len(chart.panels) or isinstance(panel, Map)
             parts.append(_text(box.x - left + 2, y - 10, panel.label, "name"))
             parts += _draw_map(panel, box) if isinstance(panel, Map) else _draw_panel(panel, labels, scale, box)
             parts += _draw_x_axis(axis, scale, box, is_last)
@@ -89,11 +90,21 @@ def draw_chart(chart: Chart, width: int, classes: str = "chart") -> str:
 
 def chart_file(chart: Chart) -> str:
     """Return a chart as the text of an SVG file, in light or dark as the reader prefers."""
-    svg = draw_chart(chart, WIDE)
-    style = resources.files("addnorm.report").joinpath("chart.css").read_text(encoding="utf-8")
+    svg, style = draw_chart(chart, WIDE), read_style()
     begin = svg.index(">") + 1
     head = svg[: begin - 1].replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     return f'{head}><style>{style}</style><rect class="paper" width="100%" height="100%"/>{svg[begin:]}\n'
+
+
+def chart_image(chart: Chart) -> str:
+    """Return a chart as an HTML image, for notebooks, whose pages have other styles."""
+    data, text = base64.b64encode(chart_file(chart).encode()).decode(), escape(f"{chart.title}. {chart.caption}")
+    return f'<img style="width:100%;max-width:{WIDE}px" alt="{text}" src="data:image/svg+xml;base64,{data}">'
+
+
+def read_style() -> str:
+    """Return the style of the elements of a chart."""
+    return resources.files("addnorm._util").joinpath("chart.css").read_text(encoding="utf-8")
 
 
 def _side_texts(panel: Panel | Map) -> Iterable[str]:
@@ -157,18 +168,17 @@ def _draw_legend(chart: Chart, labels: Sequence[str], width: int) -> tuple[list[
     return parts, y + ENTRY / 2 if entries else 0.0
 
 
-def _x_axis(chart: Chart, panel: Panel | Map) -> tuple[Axis, Scale]:
-    """Return the x axis of a panel, with room for the markers at its ends."""
+def _x_scale(axis: Axis, panel: Panel | Map) -> Scale:
+    """Return the range of a panel's x axis, with room for the markers at its ends."""
     if isinstance(panel, Map):
-        return chart.x, Scale(-0.5, len(panel.shares) - 0.5)
-    axis = panel.x or chart.x
+        return Scale(-0.5, len(panel.shares) - 0.5)
     values = [*(axis.ticks or ()), *(x for series in panel.series for x, _ in series.points)]
     low, high = min(values, default=0.0), max(values, default=1.0)
     if axis.log:
         room = (high / low) ** 0.04
-        return axis, Scale(low / room, high * room, True)
+        return Scale(low / room, high * room, True)
     room = 0.6 if axis.ticks else 0.012 * (high - low) or 1.0
-    return axis, Scale(low - room, high + room)
+    return Scale(low - room, high + room)
 
 
 def _draw_x_axis(axis: Axis, scale: Scale, box: Box, is_labelled: bool) -> Iterator[str]:
