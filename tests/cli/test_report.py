@@ -36,7 +36,7 @@ def test_report_without_gradients(folder, name):
     result = run("inspect", f"own_models:{name}", "--report", "a.html", "--json")
     assert (result.exit_code, result.stdout[0]) == (0, "{")
     text = read_page(folder)
-    assert "none: forward only" in text
+    assert "none, forward only" in text
     assert "gradient of the loss" not in text
 
 
@@ -51,7 +51,7 @@ def test_report_of_failed_proof(folder, monkeypatch):
     monkeypatch.setattr(inspect, "inspect_model", broken)
     result = run("inspect", "own_models:toy", "--report", "a.html")
     assert result.exit_code == 3
-    assert "1 of 2 sublayers does not close" in result.stderr
+    assert "The equations of 1 of 2 sublayers do not close" in result.stderr
     assert "Does not hold: " in read_page(folder)
 
 

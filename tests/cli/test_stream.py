@@ -165,7 +165,9 @@ def test_inspect_failed_closure_exits_with_3(spoil):
     spoil(lambda inspection: vars(inspection.sites[1]).update(closure=float("nan"), closes=False))
     result = run("inspect", "own_models:toy")
     assert_one_sentence(
-        result, 3, "1 of 2 sublayers does not close: x' = x + f(x) has a relative error of nan at layers.1"
+        result,
+        3,
+        "The equations of 1 of 2 sublayers do not close: x' = x + f(x) has a relative error of nan at layers.1",
     )
     assert "Toy, evaluation" in result.stdout
     output = document("inspect", "own_models:toy", code=3)

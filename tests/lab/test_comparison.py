@@ -152,7 +152,7 @@ def test_warm_up_finding(without, with_it, says):
 def test_failures_count_runs_that_learned_nothing():
     nothing = sentences("failures", planted("a", 2.75), planted("b", 2.69))
     assert len(nothing) == 1
-    assert nothing[0].startswith("The run of a learned nothing: the test loss is above 2.70,")
+    assert nothing[0].startswith("1 of 1 run of a learned nothing: the test loss is above 2.70,")
     assert sentences("failures", planted("a", 2.69), planted("b", 1.0)) == []
 
 

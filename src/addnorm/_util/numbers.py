@@ -1,4 +1,4 @@
-"""Numbers as text: significant digits, columns with equal decimals, percentages, durations, sizes and counts.
+"""Numbers as text: significant digits, columns with equal decimals, percentages, durations, sizes, counts; lists of words.
 
 `float` reads the text of a number back. Powers of ten are short: 1.2e-5, not 1.2e-05.
 """
@@ -107,6 +107,11 @@ def format_count(count: int, noun: str) -> str:
         ('1 site', '0 sites')
     """
     return f"{count} {noun if count == 1 else f'{noun}s'}"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Join words to a text: "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _digits(value: float, digits: int, trim: bool, grouped: bool) -> str:

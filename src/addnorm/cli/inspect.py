@@ -6,7 +6,6 @@ The report's path and packages are checked before the model runs.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -115,25 +114,16 @@ def check_report(path: Path) -> None:
 
 def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, seed: int, name: str) -> None:
     """Record the model, ablate each sublayer and write the page."""
-    loss = ProbeLoss(seed)
-    recording = _record(loaded, inspection, loss)
+    recording = _record(loaded, inspection, ProbeLoss(seed))
     ablation = "the write of each sublayer is replaced by zero"
     ablations: Sequence[Ablation] = ()
     try:
         ablations = ablate_model(loaded, inspection)
     except Exception as error:  # an operand cannot be replaced, the output has no tensor, or another one of the model
         ablation = f"The model cannot be ablated ({first_line(error)})."
-    roles = (("grad", "l2"), ("params", "grad_l2"))
-    has_gradients = any(recording.series(*role) for role in roles)
-    facts = {
-        "model": f"{name} ({inspection.model})", "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
-        "weights": loaded.source, "inputs": describe_inputs(loaded).removeprefix("Inputs: "), "seed": str(seed),
-        "loss": loss.sentence if has_gradients else "none: forward only", "ablation": ablation, "command": command_line(),
-    }  # fmt: skip
-    versions = ", ".join(f"{package} {version}" for package, version in pages.versions().items())
+    facts = {"weights": loaded.source, "seed": str(seed), "ablation": ablation, "command": command_line()}
     with working(f"write {path}"):
-        foot = [f"Made with {versions}."]
-        page = pages.build_model_page(inspection, recording, ablations, facts, title=name, footer=foot)
+        page = pages.build_model_page(inspection, recording, ablations, facts, title=name)
     save_result(path, lambda file: pages.write(page, file), "--report")
 
 
@@ -148,4 +138,6 @@ def _record(loaded: LoadedModel, inspection: Inspection, loss: ProbeLoss) -> Rec
         ):
             run_step(loaded, loaded.kwargs, loss if grads else None)
             break
+    recording.metadata |= model_facts(loaded) | {"loss": loss.sentence if grads else None}
+    recording.metadata["inputs"] = describe_inputs(loaded).removeprefix("Inputs: ")
     return recording

@@ -9,7 +9,6 @@ Each racer is a `Run` of `addnorm.lab` with the same text, batches and seed, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
 from functools import cache
@@ -21,9 +20,11 @@ from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer.params import Choice, Field, Number, describe_fields, read_params
 from addnorm.lab.data import Text, python_docs
 from addnorm.lab.measure import BY_DEPTH
-from addnorm.lab.run import Run
+from addnorm.lab.results import Results
+from addnorm.lab.run import Protocol, Run
 from addnorm.lab.streams import Numbers
 from addnorm.lab.train import Training, one_thread
+from addnorm.lab.verdict import find_verdict
 
 Events = Generator[Numbers, None, None]
 
@@ -85,13 +86,13 @@ def parse(params: Any) -> list[Run]:
 def run_race(runs: Sequence[Run], text: Text | None = None) -> Events:
     """Train both runs and yield events of JSON types, with NaN and infinity as words.
 
-    - start: `settings`, `text` (name, characters, uniform, entropy: the losses of a uniform distribution over the characters and
-      of their frequencies), `racers` (two: name, wiring, equation, parameters, places: id, kind and layer by depth,
-      recording_error: why nothing is recorded, or "")
+    - start: `settings`, `text` (`Text.describe`), `racers` (two: name, wiring, equation, parameters, places: id, kind and layer
+      by depth, recording_error: why nothing is recorded, or "")
     - step: `racer` 0 or 1, `step` from 0, its `loss`, and `logit_change`, the relative change of the logits by this step; by
       depth, before the weights change, the numbers of `addnorm.lab.measure.BY_DEPTH`: stream, ratio, similarity, gradient,
       parameters (None where there is no number, as for a write at x_0). A racer stops when its loss is not finite.
-    - end: `racers` (two: name, steps, loss, validation, test, diverged, seconds) and `verdict`, a list of sentences
+    - end: `racers` (two: name, steps, loss, validation, test, diverged, seconds) and `verdict`, the sentences that
+      `addnorm.lab.compare` would state
 
     The training starts with the first event. Any thread may request the next event.
 
@@ -126,7 +127,7 @@ def _events(runs: Sequence[Run], text: Text) -> Events:
             yield to_jsonable({"event": "step", "racer": k, **_step(trainings[k])})
     with one_thread():
         ends = [{"name": name, **_end(training)} for name, training in zip(names, trainings, strict=True)]
-    yield to_jsonable({"event": "end", "racers": ends, "verdict": summarize(ends, text)})
+    yield to_jsonable({"event": "end", "racers": ends, "verdict": judge(trainings, ends)})
 
 
 def _alternate(trainings: list[Training]) -> Generator[int, None, None]:
@@ -157,8 +158,7 @@ def _start(names: list[str], trainings: list[Training]) -> Numbers:
         for name, training in zip(names, trainings, strict=True)
     ]
     settings = {name: value for name, value in run.settings().items() if name != "wiring"}
-    facts = {"name": text.name, "characters": len(text.text), "uniform": text.uniform, "entropy": text.entropy}
-    return {"settings": settings, "text": facts, "racers": racers}
+    return {"settings": settings, "text": text.describe(), "racers": racers}
 
 
 def _step(training: Training) -> Numbers:
@@ -178,37 +178,14 @@ def _end(training: Training) -> Numbers:
     }
 
 
-def summarize(ends: list[Numbers], text: Text) -> list[str]:
-    """Return the result of a race, as sentences."""
-    sentences = []
-    for end in ends:
-        name, loss = end["name"], end["validation"]
-        if not math.isfinite(loss):
-            sentences.append(
-                f"{name} diverged: its loss at step {end['steps'] - 1} was {end['loss']:g}, and it stopped there."
-            )
-        elif end["diverged"]:
-            sentences.append(
-                f"{name} diverged: its validation loss, {loss:.4g}, is above that of guessing uniformly, {text.uniform:.4g}."
-            )
-        elif loss >= text.entropy:
-            sentences.append(
-                f"{name} has learned no more than the frequencies of the characters: its validation loss is {loss:.4g}, and the "
-                f"frequencies alone give {text.entropy:.4g}."
-            )
-    ahead, behind = sorted(ends, key=lambda end: end["validation"] if not end["diverged"] else math.inf)
-    if not ahead["diverged"]:
-        result = f"after {ahead['steps']} steps its validation loss is {ahead['validation']:.4g} nats per character"
-        difference = behind["validation"] - ahead["validation"]
-        if behind["diverged"]:
-            sentences.append(f"{ahead['name']} is ahead: {result}.")
-        elif f"{ahead['validation']:.4g}" == f"{behind['validation']:.4g}":
-            sentences.append(f"Both are equal: {result.replace('its', 'the')}.")
-        else:
-            sentences.append(
-                f"{ahead['name']} is ahead: {result}, {behind['name']}'s is {behind['validation']:.4g}, {difference:.2g} higher."
-            )
-    sentences.append(
-        "One seed and one learning rate are no evidence: addnorm compare trains each wiring at its own best rate, over seeds."
-    )
-    return sentences
+def judge(trainings: Sequence[Training], ends: Sequence[Numbers]) -> list[str]:
+    """Return the verdict of `addnorm.lab` on the two trainings, whose names and losses at the end are `ends`, as sentences."""
+    text, settings = trainings[0].text, trainings[0].run.settings()
+    rates, warm_ups, seeds, _ = (settings.pop(name) for name in ("lr", "warm_up", "seed", "wiring"))
+    protocol = Protocol(**settings, rates=rates, warm_ups=warm_ups, seeds=seeds)
+    runs = [
+        {"settings": {**training.run.settings(), "wiring": end["name"]}, "recorded": training.recorded, **end}
+        for training, end in zip(trainings, ends, strict=True)
+    ]
+    names = tuple(end["name"] for end in ends)
+    return [finding.claim for finding in find_verdict(Results(names, protocol, runs, [], text.describe()))]

@@ -15,7 +15,6 @@ from addnorm.wirings.factors import format_factor
 
 SCHEMA = "addnorm.comparison"
 VERSION = 1
-WIDTH = 100  # columns of a sentence
 LONG = 48  # rows: longer tables are collapsed on a page
 DETAIL = ("losses", "recorded", "map", "after", "sites")  # numbers by step and depth, only in results.jsonl
 
@@ -57,8 +56,7 @@ class Comparison(Results, Rendered):
         }  # fmt: skip
 
     def _blocks(self) -> Iterator[Block]:
-        for finding in self.verdict:
-            yield Paragraph(finding.claim, hang=2, width=WIDTH)
+        yield from self.verdict
         if self.groups:
             yield Paragraph("")
             yield self.tabulate_settings(self.groups)

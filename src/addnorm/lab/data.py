@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -97,6 +97,13 @@ class Text:
     def uniform(self) -> float:
         """Loss of a uniform guess in nats a character. A model well above it has diverged."""
         return math.log(len(self.characters))
+
+    def describe(self) -> dict[str, Any]:
+        """Return name and size of the text, and the losses of its character frequencies and of a uniform guess, as JSON types."""
+        return {
+            "name": self.name, "characters": len(self.text), "symbols": len(self.characters), "digest": self.digest,
+            "entropy": self.entropy, "uniform": self.uniform,
+        }  # fmt: skip
 
     def require_length(self, tokens: int) -> Text:
         """Return the text itself if every part is long enough for sequences of `tokens` characters.

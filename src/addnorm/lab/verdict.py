@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from addnorm._util.blocks import VERDICTS, Finding
-from addnorm._util.numbers import format_count, format_number
+from addnorm._util.numbers import format_count, format_number, join_words
 from addnorm.lab.results import Arm, Group, Results, difference
 from addnorm.lab.streams import Numbers
 from addnorm.wirings.factors import format_factor
@@ -135,11 +135,9 @@ def _failures(results: Results) -> Iterator[Finding]:
             runs = [failed(run) for run in results.runs if run["settings"]["wiring"] == name]
             if runs:
                 count = numbers[name] = sum(runs)
-                every = f"the run of {name}" if len(runs) == 1 else f"all {count} runs of {name}"
-                parts += [every if count == len(runs) else f"{count} of {len(runs)} runs of {name}"] if count else []
+                parts += [f"{count} of {format_count(len(runs), 'run')} of {name}"] if count else []
         if parts:
-            text = join_words(parts)
-            yield _note("failures", f"{text[0].upper()}{text[1:]} {what}.", criterion, numbers)
+            yield _note("failures", f"{join_words(parts)} {what}.", criterion, numbers)
 
 
 def _edges(results: Results) -> Iterator[Finding]:
@@ -366,8 +364,3 @@ def _percent(value: float) -> str:
 
 def _ratio(value: float) -> str:
     return f"{value:.0f}" if 100 <= value < 1e4 else f"{value:.2g}" if 1e-4 <= value < 100 else format_number(value, 1)
-
-
-def join_words(words: Sequence[str]) -> str:
-    """Join words to a text: "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

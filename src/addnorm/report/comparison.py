@@ -10,31 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from addnorm._util.blocks import Cell, Finding, Table, TableRow
+from addnorm._util.blocks import Cell, Table, TableRow
 from addnorm._util.charts import Axis, Chart, Points
 from addnorm._util.norms import KINDS
-from addnorm._util.numbers import format_count, format_number
+from addnorm._util.numbers import format_count, format_number, join_words
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.published import PublishedResult
-from addnorm.lab.verdict import join_words, summarize_stack
+from addnorm.lab.verdict import summarize_stack
 from addnorm.report import comparison_charts as charts
+from addnorm.report.model import TOP as TOP_FACTS
 from addnorm.report.model import versions
 from addnorm.report.page import Block, Facts, Figure, Findings, Page, Section, figure_of
 from addnorm.wirings.factors import format_factor
 
-TOP = (
-    "scope",
-    "loss",
-    "difference",
-    "warm-up",
-    "failures",
-    "grid",
-    "cost",
-    "gain",
-    "direct path",
-    "untrained",
-    "at init",
-)  # topics of the verdict; others are beside their figures
+BESIDE = ("gradient", "memory", "ablation")  # topics of the verdict beside their figures; others are at the top
 NAMED = 5  # wirings in the title
 TILES = 4  # losses in large type
 PER_DRAWING = 8  # wirings in a drawing: the number of different colours and dashes
@@ -67,10 +56,12 @@ def build_comparison_page(comparison: Comparison, facts: Mapping[str, str] | Non
         Section(f"By depth: {format_count(n, 'layer')}", "", _trained(comparison, n)) for n in comparison.by_depth
     ]
     sections += _untrained(comparison)
-    sections.append(Section("Settings", "", [Facts(_settings(comparison) | dict(facts or {}))]))
+    settings = _settings(comparison) | dict(facts or {})
+    top = {name: settings.pop(name) for name in TOP_FACTS if name in settings}
+    sections.append(Section("Settings", "", [Facts(settings)]))
     return Page(
-        _title(comparison), _subtitle(comparison), _findings(comparison, *TOP),
-        [section for section in sections if section.blocks], _tiles(comparison), _footer(comparison), _facts(comparison),
+        _title(comparison), _subtitle(comparison), [finding for finding in comparison.verdict if finding.topic not in BESIDE],
+        [section for section in sections if section.blocks], _tiles(comparison), facts=top,
     )  # fmt: skip
 
 
@@ -92,25 +83,6 @@ def _subtitle(comparison: Comparison) -> str:
     if not comparison.runs:
         return f"{subject} before training: the stream and its gradient by depth."
     return f"{subject} in a character model trained on {comparison.text['name']}: learning curves, the stream, and its gradient."
-
-
-def _facts(comparison: Comparison) -> dict[str, str]:
-    """Return the facts at the top of the page: model, inputs, date and loss."""
-    p = comparison.protocol
-    facts = {"date": _dates(comparison)}
-    if comparison.runs:
-        facts = {
-            "model": f"character model, {_listed(p.num_layers)} layers, d_model = {p.d_model}, {p.nhead} heads",
-            "inputs": f"{comparison.text['name']}, {p.steps} steps of {p.batch} sequences of {p.tokens} characters",
-            **facts,
-            "loss": "cross entropy of the next character on the test part, in nats: lower is better",
-        }
-    return {name: text for name, text in facts.items() if text}
-
-
-def _findings(comparison: Comparison, *topics: str) -> list[Finding]:
-    """Return the findings about some topics, in the order of the topics."""
-    return [finding for topic in topics for finding in comparison.verdict if finding.topic == topic]
 
 
 def _tiles(comparison: Comparison) -> dict[str, str]:
@@ -155,7 +127,7 @@ def _learning(comparison: Comparison) -> list[Block]:
 def _trained(comparison: Comparison, n: int) -> list[Block]:
     """Return the charts by depth of models with n layers, each kind below the findings about it."""
     at = replace(comparison, runs=[run for run in comparison.runs if run["settings"]["num_layers"] == n], stacks=[])
-    drawn: dict[str, list[Chart | None]] = {"gradient": [], "memory": [], "ablation": []}
+    drawn: dict[str, list[Chart | None]] = {about: [] for about in BESIDE}
     for part, suffix in _parts(at):
         best = charts.best_groups(part, n)
         first = [line._replace(group=arm.groups[0]) for line, arm in zip(best, part.arms, strict=True)]
@@ -168,7 +140,7 @@ def _trained(comparison: Comparison, n: int) -> list[Block]:
     blocks: list[Block] = []
     for about, candidates in drawn.items():
         figures = _figures(candidates)
-        findings = _findings(at, about) if figures else []
+        findings = [finding for finding in at.verdict if finding.topic == about and figures]
         blocks += [*([Findings(findings)] if findings else []), *figures]
     return blocks
 
@@ -280,15 +252,20 @@ def _init_names(comparison: Comparison) -> list[str]:
 
 
 def _settings(comparison: Comparison) -> dict[str, str]:
+    """Return all facts of the comparison by name; those in `TOP_FACTS` are shown at the top of the page."""
     p, text = comparison.protocol, comparison.text
     settings = {"wirings": ", ".join(comparison.compared)}
+    dated = [result for result in (*comparison.runs, *comparison.stacks) if "addnorm" in result]
+    if dated:
+        made = dict.fromkeys(f"addnorm {result['addnorm']}, torch {result['torch']}" for result in dated)
+        settings |= {"date": _dates(dated), "results made with": "; ".join(made)}
     if comparison.runs:
         settings |= {
-            "layers": _listed(p.num_layers), "learning rates": _listed(p.rates), "warm-up steps": _listed(p.warm_ups),
-            "seeds": _listed(p.seeds), "steps": str(p.steps),
-            "model": f"d_model = {p.d_model}, {p.nhead} heads, feed-forward {4 * p.d_model}, "
-            f"{KINDS[p.norm].title}, {text['symbols']} symbols",
-            "batch": f"{p.batch} sequences of {p.tokens} characters",
+            "model": f"character model, {_listed(p.num_layers)} layers, d_model = {p.d_model}, {p.nhead} heads, feed-forward "
+            f"{4 * p.d_model}, {KINDS[p.norm].title}, {text['symbols']} symbols",
+            "inputs": f"{text['name']}, {p.steps} steps of {p.batch} sequences of {p.tokens} characters",
+            "loss": "cross entropy of the next character on the test part, in nats: lower is better",
+            "learning rates": _listed(p.rates), "warm-up steps": _listed(p.warm_ups), "seeds": _listed(p.seeds),
             "optimizer": "Adam, constant rate after a linear warm-up, no clipping, no weight decay",
             "weights": "each wiring's own rule; plain Xavier draws queries, keys and values as one matrix",
             "text": f"{text['name']}, {text['characters']:,} characters, SHA-256 {text['digest']}; 80% for training, "
@@ -310,20 +287,8 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(format_factor(value) if isinstance(value, float) else str(value) for value in values)
 
 
-def _footer(comparison: Comparison) -> list[str]:
-    """Return lines with the versions that computed the results, and the dates."""
-    versions = dict.fromkeys(f"addnorm {result['addnorm']}, torch {result['torch']}" for result in _dated(comparison))
-    lines = ["Made with " + "; ".join(versions) + "."] if versions else []
-    return lines + ([f"Results of {dates}."] if (dates := _dates(comparison)) else [])
-
-
-def _dated(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the results that store the versions and the date of their run."""
-    return [run for run in (*comparison.runs, *comparison.stacks) if "addnorm" in run]
-
-
-def _dates(comparison: Comparison) -> str:
+def _dates(results: Sequence[dict[str, Any]]) -> str:
     """Return the dates of the first and the last result."""
-    dates = sorted(result["date"] for result in _dated(comparison))
-    ends = [date[:16].replace("T", " ") + (" UTC" if "T" in date else "") for date in (dates[:1] + dates[-1:])]
+    dates = sorted(result["date"] for result in results)
+    ends = [date[:16].replace("T", " ") + (" UTC" if "T" in date else "") for date in (dates[0], dates[-1])]
     return " to ".join(dict.fromkeys(ends))

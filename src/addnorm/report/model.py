@@ -164,10 +164,15 @@ def _wirings(inspection: Inspection) -> list[Section]:
 def _wiring(stream: Stream) -> list[Block]:
     lines = [line.strip() for line in stream.equation.replace(GAP, "\n").split("\n")]
     text = "N is a norm, f the sublayer, x the stream before it, and x' the stream after it."
-    ends = [("An embedding norm", stream.embedding_norm), ("A final norm", stream.final_norm)]
-    notes = [Finding(f"{what} is placed {'before the first' if 'emb' in what else 'after the last'} sublayer: "
-    f"{format_norm(norm)}, "
-                    f"{norm.path or 'in the model itself'}.") for what, norm in ends if norm is not None]  # fmt: skip
+    ends = {
+        "An embedding norm is placed before the first": stream.embedding_norm,
+        "A final norm is placed after the last": stream.final_norm,
+    }
+    notes = [
+        Finding(f"{where} sublayer: {format_norm(norm)}, {norm.path or 'in the model itself'}.")
+        for where, norm in ends.items()
+        if norm is not None
+    ]
     notes += [
         Finding(remark[0].upper() + remark[1:].rstrip(".") + ".") for remark in stream.remarks if remark != EMBEDDING
     ]

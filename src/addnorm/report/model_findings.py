@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from addnorm._util.blocks import Finding
+from addnorm._util.blocks import VERDICTS, Finding
 from addnorm._util.numbers import format_count, format_number, format_percent
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.sites import Site
@@ -31,43 +31,27 @@ def _site_name(site: Site | RecordedSite, several: bool = False) -> str:
     return kind if site.layer is None else f"{kind} of layer {site.layer + 1}{suffix}"
 
 
-def _share_of(count: int, total: int, what: str) -> str:
-    """Return a count in words: "2 of 12 sublayers", "all 12 sublayers", "the only sublayer"."""
-    if count == total == 1:
-        return f"the only {what.removesuffix('s')}"
-    return f"all {total} {what}" if count == total else f"{count} of {total} {what}"
+def _place_name(site: RecordedSite) -> str:
+    """Return where a value of the stream is, in words: "after the attention of layer 3"."""
+    return "at x_0" if site.kind == "start" else f"after {_site_name(site)}"
 
 
 def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
     """Yield findings about an inspection: what it proves, and what it does not prove."""
     for program in (part for part in inspection.parts if isinstance(part, Program)):
         sites = format_count(len(program.sites), "sublayer")
-        yield Finding(
-            f"The equations of {sites}, computed again in float64 with their matrices, differ from the model's values by at most "
-            f"{format_number(program.closure, 2)}, relative.",
-            "proved" if program.closes else "refuted",
-        )
+        yield _equations(f"{sites}, with their matrices", program.closure, program.closes)
     if not inspection.parts:
         yield Finding(f"{inspection.model} has no residual stream.", "refuted")
     failed = [site for site in inspection.sites if not site.closes]
     closed = [site for site in inspection.sites if site.closes]
     if closed:
-        worst = max(site.closure for site in closed)
-        verb = (
-            "is recomputed in float64 from its equation"
-            if len(inspection.sites) == 1
-            else "are recomputed in float64 from their equations"
-        )
-        yield Finding(
-            f"{_capital(_share_of(len(closed), len(inspection.sites), 'sublayers'))} {verb}: the "
-            f"model's values differ by at most {format_number(worst, 2)}, relative.",
-            "proved",
-        )
+        sites = f"{len(closed)} of {len(inspection.sites)} sublayers"
+        yield _equations(sites, max(site.closure for site in closed), True)
     if failed:
         worst_site = max(failed, key=lambda site: site.closure if math.isfinite(site.closure) else math.inf)
-        do = "does" if len(failed) == 1 else "do"
         yield Finding(
-            f"{_capital(_share_of(len(failed), len(inspection.sites), 'sublayers'))} {do} not close: {worst_site.equation} has a "
+            f"The equations of {len(failed)} of {len(inspection.sites)} sublayers do not close: {worst_site.equation} has a "
             f"relative error of {format_number(worst_site.closure, 2)} at {worst_site.id}.",
             "refuted",
         )
@@ -80,9 +64,17 @@ def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
                 "proved" if stream.sum_closes else "refuted",
             )
     if inspection.unknown:
-        count = len(inspection.unknown)
-        places = f"{count} places in the model are" if count > 1 else "A place in the model is"
-        yield Finding(f"{places} not understood. The reasons are below.")
+        places = format_count(len(inspection.unknown), "place")
+        yield Finding(f"Not understood: {places} in the model. The reasons are below.")
+
+
+def _equations(sites: str, error: float, closes: bool) -> Finding:
+    """Return the finding about the equations of some sublayers."""
+    return Finding(
+        f"The equations of {sites}, computed again in float64, differ from the model's values by at most "
+        f"{format_number(error, 2)}, relative.",
+        VERDICTS[closes],
+    )
 
 
 def recording_findings(rec: Recording) -> list[Finding]:
@@ -116,24 +108,13 @@ def _growth(finite: Finite) -> Iterator[str]:
     values = [(s, v) for s, v in finite("out", "rms") if s.kind != "final"]
     if len(values) > 1 and values[0][1] > 0:
         (first, start), (_, end) = values[0], values[-1]
-        times = end / start
-        how = "keeps its norm"
-        if not 0.9 <= times <= 1.1:
-            how = (
-                f"grows by a factor of {format_number(times, 2)}"
-                if times > 1
-                else f"shrinks to {format_percent(times)}"
-            )
-        sizes = f"{format_number(start, 3)}, then {format_number(end, 3)}"
-        yield f"The stream {how} from {_site_name(first)} to its end: root mean square {sizes}."
+        sizes = f"{format_number(start, 3)} {_place_name(first)} and {format_number(end, 3)} at its end"
+        yield f"The root mean square of the stream is {sizes}: it changes by a factor of {format_number(end / start, 2)}."
 
 
 def _largest_writes(finite: Finite) -> Iterator[str]:
     ratios = finite("write", "ratio")
-    if len(ratios) == 1:
-        ((only, ratio),) = ratios
-        yield f"The write of {_site_name(only)} has {format_percent(ratio)} of the stream's norm."
-    elif ratios:
+    if ratios:
         (most, high), (least, low) = max(ratios, key=_value), min(ratios, key=_value)
         yield (
             f"The largest write, relative to the stream's norm, is that of {_site_name(most)}, {format_percent(high)}; "
@@ -142,8 +123,8 @@ def _largest_writes(finite: Finite) -> Iterator[str]:
     small = [site for site, value in ratios if value < SMALL_WRITE]
     if small:
         names = ", ".join(map(_site_name, small[:3])) + ", ..." * (len(small) > 3)
-        count = _capital(_share_of(len(small), len(ratios), "sublayers"))
-        yield f"{count} write less than {format_percent(SMALL_WRITE)} of the stream's norm: {names}."
+        share = f"less than {format_percent(SMALL_WRITE)} of the stream's norm"
+        yield f"In {len(small)} of {len(ratios)} sublayers the write has {share}: {names}."
 
 
 def _opposing_writes(finite: Finite) -> Iterator[str]:
@@ -151,12 +132,9 @@ def _opposing_writes(finite: Finite) -> Iterator[str]:
     opposing = [pair for pair in cosines if pair[1] < OPPOSING]
     if opposing:
         most, cosine = min(opposing, key=_value)
-        if len(opposing) == 1:
-            yield f"{_capital(_site_name(most))} writes against the stream: cosine {format_number(cosine, 2)}."
-            return
-        count = _capital(_share_of(len(opposing), len(cosines), "sublayers"))
-        how = f"most strongly {_site_name(most)}: cosine {format_number(cosine, 2)}"
-        yield f"{count} write against the stream, {how}."
+        count = f"{len(opposing)} of {len(cosines)} sublayers"
+        how = f"most strongly in {_site_name(most)}: cosine {format_number(cosine, 2)}"
+        yield f"In {count} the write opposes the stream, {how}."
 
 
 def _similarity(finite: Finite) -> Iterator[str]:
@@ -164,8 +142,7 @@ def _similarity(finite: Finite) -> Iterator[str]:
     if len(values) > 1:
         (first, start), (_, end) = values[0], values[-1]
         verdict = ": the tokens are nearly equal (rank collapse)" if end > SIMILAR else ""
-        begin = "at x_0" if first.kind == "start" else f"after {_site_name(first)}"
-        cosines = f"{format_number(start, 2)} {begin} and {format_number(end, 2)} at the end"
+        cosines = f"{format_number(start, 2)} {_place_name(first)} and {format_number(end, 2)} at the end"
         yield f"The mean cosine of two tokens is {cosines}{verdict}."
 
 
@@ -186,10 +163,8 @@ def _backward(finite: Finite) -> Iterator[str]:
     values = finite("grad", "l2")
     if len(values) > 1 and values[-1][1] > 0:
         (first, start), (_, end) = values[0], values[-1]
-        times = start / end
-        how = "as large as" if 0.9 < times < 1.1 else f"{format_number(times, 2)} times"
-        begin = "at x_0" if first.kind == "start" else f"at the stream after {_site_name(first)}"
-        yield f"The norm of the gradient {begin} is {how} that at the stream's end."
+        times = format_number(start / end, 2)
+        yield f"The norm of the stream's gradient {_place_name(first)} is {times} times that at its end."
     weights = [pair for pair in finite("params", "grad_l2") if pair[1] > 0]
     if len(weights) > 1:
         (most, high), (least, low) = max(weights, key=_value), min(weights, key=_value)
@@ -224,35 +199,25 @@ def _memory(rec: Recording, stream: str | None) -> Iterator[str]:
             yield f"{format_percent(end['x_0'])} of the final stream is from x_0{largest}."
 
 
-def ablation_findings(ablations: Sequence[Ablation]) -> list[Finding]:
-    """Return findings that name the sublayers that change the output and the loss most."""
+def ablation_findings(ablations: Sequence[Ablation]) -> Iterator[Finding]:
+    """Yield findings that name the sublayers that change the output and the loss most."""
     known = [(ablation.site, ablation.output_change) for ablation in ablations if math.isfinite(ablation.output_change)]
     several = len({site.stream for site, _ in known}) > 1
-    findings = []
     if len(known) > 1:
         (most, high), (least, low) = max(known, key=_value), min(known, key=_value)
-        findings.append(
-            Finding(
-                f"The output changes most without {_site_name(most, several)}, by {format_percent(high)} of its norm, and "
-                f"least without {_site_name(least, several)}, by {format_percent(low)}."
-            )
+        yield Finding(
+            f"The output changes most without {_site_name(most, several)}, by {format_percent(high)} of its norm, and "
+            f"least without {_site_name(least, several)}, by {format_percent(low)}."
         )
     better = [ablation for ablation in ablations if ablation.loss_change is not None and ablation.loss_change < 0]
     if better:
         best = min(better, key=lambda ablation: ablation.loss_change or 0.0)
-        findings.append(
-            Finding(
-                "The loss on these inputs is lower without "
-                f"{_share_of(len(better), len(ablations), 'sublayers')}, removed one at a time, and lowest without "
-                f"{_site_name(best.site, several)}: {format_number(best.loss_change, 3)}."
-            )
+        yield Finding(
+            "The loss on these inputs is lower without "
+            f"{len(better)} of {len(ablations)} sublayers, removed one at a time, and lowest without "
+            f"{_site_name(best.site, several)}: {format_number(best.loss_change, 3)}."
         )
-    return findings
 
 
 def _value(pair: tuple[object, float]) -> float:
     return pair[1]
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from addnorm._util.numbers import join_words
 from addnorm.wirings.equation import ELSEWHERE, Part, find_end, find_parts, shown_depth
 from addnorm.wirings.factors import format_factor
 from addnorm.wirings.stage_form import find_entries
@@ -30,7 +31,9 @@ def _describe_start(wiring: Any, text: StageText) -> list[str]:
     if text.is_counted:
         return [*start, "The states that can be read are the embedding, x_0, and those that the sublayers append."]
     n, is_copied = len(wiring.embedding), {*wiring.embedding} == {1.0}
-    begin = f"The {n} streams {_join(text.names)} begin as {'copies' if is_copied else 'multiples'} of the embedding."
+    begin = (
+        f"The {n} streams {join_words(text.names)} begin as {'copies' if is_copied else 'multiples'} of the embedding."
+    )
     return start + [begin] * (n > 1)
 
 
@@ -59,7 +62,7 @@ def _subject(label: str) -> str:
 
 def _describe_change(text: StageText, streams: Sequence[NewStream]) -> str:
     """Return in words the new value of streams that share one equation."""
-    stream, names = streams[0], _join([_name(text, stream.plain) for stream in streams])
+    stream, names = streams[0], join_words([_name(text, stream.plain) for stream in streams])
     kept = [_sum(text, stream.kept)] if stream.kept else []
     write = [stream.factor.in_words(f"{_norm(text.stage.norm_branch)}what it returns")] if stream.factor else []
     if not (kept and write):
@@ -144,11 +147,6 @@ def _name(text: StageText, name: str) -> str:
     if text.is_counted:
         return {"i": STATES, "n": "the newest state"}.get(name[-1], "a new state")
     return name
-
-
-def _join(names: Sequence[str]) -> str:
-    """Return names as "u, v and w"."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 # Factors.
