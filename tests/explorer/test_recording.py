@@ -133,7 +133,7 @@ def test_badges_of_open_model(served, serve, recordings):
     site |= {"closes": False, "closure": "Infinity"}
     rec.metadata["unknown"] = [{"path": "head", "reason": "it reads the stream twice"}]
     badges = {badge["name"]: (badge["text"], badge["more"]) for badge in answer(serve(rec))["badges"]}
-    assert badges["equations"][0] == "1 of 2 sublayers does not close"
+    assert badges["equations"][0] == "1 of 2 sublayers not closed"
     assert badges["equations"][1].endswith("the largest error is inf")
     assert badges["understood"] == ("1 place not understood", "head: it reads the stream twice")
 
@@ -180,9 +180,9 @@ def test_odd_metadata_breaks_nothing(serve, fact, odd):
         (-1, {}, "recording is -1, expected a number from 0 to 3."),
         (0, {"step": "x"}, "step is 'x', expected a whole number."),
         (0, {"step": "9" * 99}, "expected a whole number."),
-        (0, {"step": "7"}, "step is 7, expected a recorded step, from 0 to 3."),
+        (0, {"step": "7"}, "step is 7, expected a whole number from 0 to 3."),
         (0, {"stream": "../etc"}, "stream is '../etc', expected one of stream."),
-        (0, {"what": "out.rsm"}, "what is 'out.rsm', expected 'out.rms'."),
+        (0, {"what": "out.rsm"}, "what is 'out.rsm', expected one of out.rms, "),
         (0, {"what": "read.rms"}, "what is 'read.rms', expected"),
         (0, {"depth": "1.5"}, "depth is '1.5', expected a whole number."),
         (0, {"file": "/etc/passwd"}, "the request has 'file', which is unknown, expected step, stream, what, depth."),

@@ -1,4 +1,4 @@
-"""Tests of `ProgressDisplay`: one line that fits a terminal, and elsewhere a line per run."""
+"""Tests of the progress of a comparison: one line that fits a terminal, and elsewhere a line per run."""
 
 import io
 import re
@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from addnorm.lab.compare import Job, ProgressDisplay, describe_outcome
+from addnorm.lab.compare import Job, describe_outcome, show_progress
 from addnorm.lab.result_store import ResultStore, write_progress
 from addnorm.lab.run import Run
 from support.lab_runs import planted
@@ -16,24 +16,14 @@ from support.lab_runs import planted
 JOBS = [Job(name, f"run {name}", 100, Run(name, steps=100)) for name in ("post_ln", "pre_ln", "deepnorm")]
 
 
-def wait_for_updates(live):
+def wait_for_updates(written):
     """Wait for two updates of the display: the first may have begun before the change."""
-    until = live.looks + 2
     end = time.monotonic() + 30
-    while live.looks < until:
-        assert time.monotonic() < end, "the display is not updated"
-        time.sleep(0.01)
-    live._bar.refresh()  # otherwise rich draws at its own rate
-
-
-class Counted(ProgressDisplay):
-    """Display that counts its updates."""
-
-    looks = 0
-
-    def open_runs(self):
-        self.looks += 1
-        return super().open_runs()
+    for _ in range(2):
+        length = len(written.getvalue())
+        while len(written.getvalue()) == length:
+            assert time.monotonic() < end, "the display is not updated"
+            time.sleep(0.01)
 
 
 def display_output(tmp_path, width, terminal=True, quiet=False):
@@ -42,13 +32,13 @@ def display_output(tmp_path, width, terminal=True, quiet=False):
     console = Console(file=written, width=width, force_terminal=terminal, color_system=None, quiet=quiet)
     store = ResultStore(tmp_path)
     write_progress(store.open / "post_ln.json", 50, 2.5)
-    with Counted(store, JOBS, console) as live:
-        wait = wait_for_updates if live.is_animated else lambda _: time.sleep(0.1)
-        wait(live)
+    wait = wait_for_updates if terminal and not quiet else lambda _: time.sleep(0.1)
+    with show_progress(store, JOBS, console) as finish:
+        wait(written)
         write_progress(store.open / "pre_ln.json", 25, float("nan"))
-        wait(live)
-        live.finish({**planted("post_ln"), "key": "post_ln"})
-        wait(live)
+        wait(written)
+        finish({**planted("post_ln"), "key": "post_ln"})
+        wait(written)
     return written.getvalue()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -82,7 +82,6 @@ class Column:
         drop: when the column is left out of a table that is wider than the terminal: never, before the gaps between the columns
             become narrower ("first"), or after that ("last"). The rightmost column is left out before the others.
         style: style of the column's texts.
-        format: function that returns the text of a number; None formats the numbers of the column with equal decimals.
     """
 
     header: str
@@ -90,7 +89,6 @@ class Column:
     fold: bool = False
     drop: Literal["never", "first", "last"] = "never"
     style: Style = ""
-    format: Callable[[Any], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,6 @@ class Table:
         collapsed: on a page, show only the caption until the reader opens the table.
         title: line above the table.
         indent: columns on the left of every line.
-        header: show the headings.
 
     Attributes:
         rows: the rows as lists of cells.
@@ -157,10 +154,10 @@ class Table:
 
     def __init__(
         self, columns: Iterable[Column | str], rows: Iterable[TableRow | Sequence[Cell]], caption: str = "",
-        collapsed: bool = False, *, title: str = "", indent: int = 0, header: bool = True,
+        collapsed: bool = False, *, title: str = "", indent: int = 0,
     ) -> None:  # fmt: skip
         self.columns = [Column(item) if isinstance(item, str) else item for item in columns]
-        self.caption, self.collapsed, self.title, self.indent, self.header = caption, collapsed, title, indent, header
+        self.caption, self.collapsed, self.title, self.indent = caption, collapsed, title, indent
         self.rows: list[list[Cell]] = []
         self.styles: list[Style] = []
         n = len(self.columns)
@@ -193,12 +190,9 @@ class Table:
 
     def _texts_of(self, k: int) -> Iterator[CellText]:
         """Yield the texts of column `k`."""
-        cells, is_number, form = [row[k] for row in self.rows], self.numeric[k], self.columns[k].format
+        cells, is_number = [row[k] for row in self.rows], self.numeric[k]
         numbers = [cell for cell in cells if not isinstance(cell, str | tuple)]
-        if form is not None:
-            formatted = ["" if number is None else form(number) for number in numbers]
-        else:
-            formatted = format_column(numbers) if is_number else [format_column([number])[0] for number in numbers]
+        formatted = format_column(numbers) if is_number else [format_column([number])[0] for number in numbers]
         texts = iter(formatted)
         for cell in cells:
             if isinstance(cell, str | tuple):

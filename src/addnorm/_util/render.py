@@ -245,9 +245,7 @@ def _rich_table(
     from rich.text import Text
 
     places = range(len(table.columns)) if places is None else places
-    rich_table = RichTable(
-        box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim", show_header=table.header
-    )
+    rich_table = RichTable(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
     for column, side in ((table.columns[place], table.aligned[place]) for place in places):
         header = column.header.replace(" ", "\n", 1) if broken and column.drop != "first" else column.header
         rich_table.add_column(
@@ -297,7 +295,7 @@ def _html_table(table: Table) -> str:
         for cells, style in zip(table.texts, table.styles, strict=True)
     )  # fmt: skip
     title = _html("caption", [(table.title, "strong")], "", "text-align:left") if table.title else ""
-    text = f"<table>{title}{f'<thead><tr>{head}</tr></thead>' if table.header else ''}<tbody>{body}</tbody></table>"
+    text = f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     if len(table.rows) > SCROLL:
         text = f'<div style="max-height:24em;overflow:auto">{text}</div>'
     return text + (_html("p", [(table.caption, "")], "dim") if table.caption else "")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from contextlib import suppress
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
-from addnorm._util.render import make_console
+from addnorm._util.render import STYLES, WIDTH, make_console
 from addnorm.cli._output import ArgumentError, argument_errors, print_json, print_unwrapped
-from addnorm.trace import PRESETS, SECTIONS, Trace, show, trace
+from addnorm.trace import PRESETS, Trace, trace
 
 # The options whose name differs from that of `addnorm.trace.trace`'s argument, and those that have the same name.
 FLAGS = {"x": "X", "sublayer": "SUBLAYER", "weight": "--gamma", "bias": "--beta", "read_grad": "--read-grad"} | {
@@ -45,7 +43,9 @@ def run(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: bo
     if as_json:
         print_json(result.to_dict())
     else:
-        _print_steps(result, make_console())
+        console = make_console()
+        spans = ((text, STYLES[style][0]) for text, style in result.spans(min(console.width, WIDTH)))
+        print_unwrapped(console, Text.assemble(*spans))
 
 
 def _compute(vectors: tuple[str, ...], preset: str | None, options: dict[str, Any]) -> Trace:
@@ -96,20 +96,3 @@ def _list_presets(as_json: bool) -> None:
     console = make_console()
     for preset in PRESETS.values():
         console.print(Text.assemble((f"{preset.name:23}", "cyan"), preset.title))
-
-
-def _print_steps(result: Trace, console: Console) -> None:
-    """Print the steps as derivations under the heading of their section, with the values set off."""
-    width = min(console.width, 100)
-    room = max(width - 16, 24)
-    console.print(*filter(None, (Text(result.title, "bold"), Text(result.heading))), sep="\n")
-    for section in SECTIONS:
-        console.print(Text(f"\n{section.capitalize()}", "bold"), Text("─" * width, "dim"), sep="\n")
-        for step in result.section(section):
-            derivation = "\n".join(step.lines(result.digits, room))
-            value = show(step.value, result.digits)
-            value = value if derivation.endswith(value) else ""  # a long vector is broken into lines
-            text = Text.assemble(derivation.removesuffix(value), (value, "bold cyan"))
-            text.append("".join(f"\n{line}" for line in textwrap.wrap(step.note, room)), "dim")
-            for k, line in enumerate(text.split()):
-                print_unwrapped(console, Text.assemble(f"{'' if k else step.name:16}", line))

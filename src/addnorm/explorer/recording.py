@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from addnorm._util.numbers import format_count, format_number
-from addnorm.explorer.params import shorten
+from addnorm.explorer.params import Choice, Field, Number, read_params, shorten
 from addnorm.lab.theory import largest
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.schema import ENDS, Balance, RecordedSite, find_statistic, suggest
+from addnorm.stream.record.schema import ENDS, Balance, RecordedSite, find_statistic
 from addnorm.stream.shares import BIASES
 
 MAX_CELLS = 120  # of a map in each direction: a browser takes minutes to draw a million cells
@@ -38,7 +38,6 @@ SERIES = {
     "norm_in": ("sigma",), "norm_branch": ("sigma",), "norm_out": ("sigma",), "norm_final": ("sigma",),
 }  # fmt: skip
 NAMES = tuple(f"{role}.{statistic}" for role, statistics in SERIES.items() for statistic in statistics)
-PARAMS = ("step", "stream", "what", "depth")
 
 
 class Recordings:
@@ -85,30 +84,28 @@ class Recordings:
             none = "none: start addnorm explore with a FILE"
             expected = f"a number from 0 to {len(self.loaded) - 1}" if self.loaded else none
             raise LookupError(f"recording is {number}, expected {expected}.")
-        rec = self.loaded[number]
-        for name in params:
-            if name not in PARAMS:
-                raise ValueError(f"the request has {shorten(name)}, which is unknown, expected {', '.join(PARAMS)}.")
-        stream, what, steps = params.get("stream", rec.streams[0]), params.get("what"), rec.steps
-        for name, value, names in (("stream", stream, rec.streams), ("what", what, NAMES)):
-            if value is not None and value not in names:
-                raise ValueError(f"{name} is {shorten(value)}, expected {suggest(value, names)}.")
-        step = _whole("step", params["step"]) if "step" in params else steps[-1]
-        if step not in steps:
-            expected = f"from {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"{steps[0]}, the only one"
-            raise ValueError(f"step is {step}, expected a recorded step, {expected}.")
-        depth = _whole("depth", params["depth"]) if "depth" in params else None
-        return partial(self._compute, number, stream, step, what, depth)
+        rec, steps = self.loaded[number], self.loaded[number].steps
+        fields: dict[str, Field] = {
+            "step": Number(steps[-1], steps[0], steps[-1], step=1), "stream": Choice(rec.streams[0], tuple(rec.streams)),
+            "what": Choice("", NAMES), "depth": Number(-1, -(10**18), 10**18, step=1),
+        }  # fmt: skip
+        typed = {
+            name: _whole(name, text) if isinstance(fields.get(name), Number) else text for name, text in params.items()
+        }
+        values = read_params(fields, typed)
+        if values["step"] not in steps:
+            raise ValueError(f"step is {values['step']}, expected a recorded step.")
+        return partial(self._compute, number, **values)
 
-    def _compute(self, number: int, stream: str, step: int, what: str | None, depth: int | None) -> dict[str, Any]:
+    def _compute(self, number: int, step: int, stream: str, what: str, depth: int) -> dict[str, Any]:
         """Return one step of one stream: metadata, sites, series by depth, badges, memory map, balance; `what` over the steps.
 
         Args:
             number: number of the recording.
-            stream: name of the stream.
             step: the step.
-            what: a statistic whose values over the steps are requested too; None: none.
-            depth: the place of that statistic among the stream's sites; None: the last that has it.
+            stream: name of the stream.
+            what: a statistic whose values over the steps are requested too; empty: none.
+            depth: the place of that statistic among the stream's sites; without such a place: the last that has it.
         """
         rec = self.loaded[number]
         sites = [site for site in rec.sites if site.stream == stream]
@@ -123,7 +120,7 @@ class Recordings:
             "badges": _badges(rec, stream),
             "map": _map(*rec.memory_maps.get(stream, ([], [])), named, sites),
             "balance": _balance(rec, stream, named, sites),
-            "time": None if what is None else _over_time(rec, sites, what, depth),
+            "time": _over_time(rec, sites, what, depth) if what else None,
         }  # fmt: skip
 
 
@@ -226,11 +223,11 @@ def _balance(rec: Recording, stream: str, named: Mapping[str, str], sites: Seque
     }
 
 
-def _over_time(rec: Recording, sites: Sequence[RecordedSite], what: str, depth: int | None) -> dict[str, Any] | None:
+def _over_time(rec: Recording, sites: Sequence[RecordedSite], what: str, depth: int) -> dict[str, Any] | None:
     """Return a statistic over the steps: at the site, or at the last site that has it, or None."""
     role, statistic = what.split(".")
     places = range(len(sites))
-    requested = [depth] if depth is not None and depth in places else []
+    requested = [depth] if depth in places else []
     for place in (*requested, *reversed(places)):
         values, entry = dict(rec.over_time(sites[place], role, statistic)), find_statistic(role, statistic)
         if values and entry is not None:
@@ -303,9 +300,12 @@ def _equations(sites: Mapping[str, Mapping[str, Any]], wrong: Sequence[str]) -> 
     error = format_number(largest([_number(site.get("closure")) for site in sites.values()]), 2)
     many = format_count(len(sites), "sublayer")
     if wrong:
-        claim = f"{len(wrong)} of {many} {'does' if len(wrong) == 1 else 'do'} not close"
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-        return OPEN, claim, f"{', '.join(wrong[:NAMED])}{more}: the largest error is {error}"
+        return (
+            OPEN,
+            f"{len(wrong)} of {many} not closed",
+            f"{', '.join(wrong[:NAMED])}{more}: the largest error is {error}",
+        )
     how = "Each equation was computed again in float64 from the sublayer's output and compared with the model's stream."
     return PROVED, f"{many} closed, relative error at most {error}", how
 

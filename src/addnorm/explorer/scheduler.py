@@ -117,16 +117,7 @@ class Scheduler:
             HTTPException: a newer request of the client replaced this one, too many requests are waiting, the server is shutting
                 down, or the client has disconnected.
         """
-        await self._computations.acquire(client, kind)
-        try:
-            if await is_disconnected():
-                raise HTTPException(400)
-            running = self._pool.submit(work)
-        except BaseException:
-            self._computations.release(client)
-            raise
-        self._release_after(running, self._computations, client)
-        return await asyncio.wrap_future(running)
+        return await asyncio.wrap_future(await self._start(self._computations, client, kind, work, is_disconnected))
 
     async def stream(self, client: str, events: Callable[[], Generator[T, None, None]]) -> AsyncGenerator[T, None]:
         """Yield the events of a generator, which runs in one thread from its first event to its end.
@@ -141,7 +132,6 @@ class Scheduler:
             raise HTTPException(*RACING)
         if client in self._stops:
             self._stops[client]()
-        await self._races.acquire(client, "race")
         loop, queue, stopped = asyncio.get_running_loop(), asyncio.Queue[Any](), threading.Event()
 
         def put(event: Any) -> None:
@@ -161,13 +151,8 @@ class Scheduler:
             stopped.set()
             queue.put_nowait(_END)
 
-        try:
-            running = self._pool.submit(run)
-        except BaseException:
-            self._races.release(client)
-            raise
+        await self._start(self._races, client, "race", run)
         self._stops[client] = stop
-        self._release_after(running, self._races, client)
         try:
             while (event := await queue.get()) is not _END:
                 if isinstance(event, Exception):
@@ -191,8 +176,19 @@ class Scheduler:
         """Whether a thread is running."""
         return bool(self._running)
 
-    def _release_after(self, running: Future[Any], slots: _Slots, client: str) -> None:
-        """Release the client's slot when the thread ends."""
+    async def _start(
+        self, slots: _Slots, client: str, kind: str, work: Callable[[], T],
+        is_disconnected: Callable[[], Awaitable[bool]] = _never,
+    ) -> Future[T]:  # fmt: skip
+        """Start `work` in a thread once the client has a slot, which is released when the thread ends."""
+        await slots.acquire(client, kind)
+        try:
+            if await is_disconnected():
+                raise HTTPException(400)
+            running = self._pool.submit(work)
+        except BaseException:
+            slots.release(client)
+            raise
         loop = asyncio.get_running_loop()
 
         def release(_: Any) -> None:
@@ -202,3 +198,4 @@ class Scheduler:
 
         self._running.add(running)
         running.add_done_callback(release)
+        return running

@@ -13,14 +13,13 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -130,8 +129,7 @@ def compare(
             {**{name: result[name] for name in _provenance() if name in result}, **row}
             for result in results if result["kind"] == "untrained" for row in result["stacks"]
         ],
-        {"name": text.name, "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
-         "entropy": text.entropy, "uniform": text.uniform},
+        text.describe(),
     )  # fmt: skip
 
 
@@ -196,13 +194,13 @@ def _run_jobs(
         return
     # Wirings with the same rows share a result. Long jobs come first, so that no process is left with one at the end.
     todo = sorted({job.key: job for job in todo}.values(), key=lambda job: -job.steps)
-    with _pool(jobs, cluster, len(todo)) as (parallel, delayed), ProgressDisplay(store, todo, console) as display:
+    with _pool(jobs, cluster, len(todo)) as (parallel, delayed), show_progress(store, todo, console) as finish:
         parent = None if cluster else os.getpid()
         results = parallel(delayed(_work)(job, str(store.open.resolve()), seconds, parent) for job in todo)
         try:
             for result in results:
                 store.append(result)
-                display.finish(result)
+                finish(result)
         except (RunError, ValueError, ImportError, UnwritableError):
             raise
         except Exception as error:  # the pool's errors depend on the backend: a killed worker, a lost scheduler
@@ -304,8 +302,9 @@ def _provenance() -> Numbers:
     return {"addnorm": version("addnorm"), "torch": version("torch"), "date": date}
 
 
-class ProgressDisplay:
-    """Progress of a comparison on a console: a line for each finished run, and a bar with the open runs.
+@contextmanager
+def show_progress(store: ResultStore, jobs: Sequence[Job], console: Console) -> Iterator[Callable[[Numbers], None]]:
+    """Show the progress of a comparison: a line for each finished run, and a bar with the open runs.
 
     If the console is not a terminal, it gets lines of progress instead of a bar.
 
@@ -313,80 +312,59 @@ class ProgressDisplay:
         store: the store whose directory has the progress files of open runs.
         jobs: the jobs of the missing results.
         console: the console. A quiet console shows nothing.
+
+    Yields:
+        The function that counts a finished result.
     """
+    steps = {job.key: job.steps for job in jobs}
+    runs = {job.key: job.work for job in jobs if isinstance(job.work, Run)}
+    total, finished = max(sum(steps.values()), 1), set[str]()
+    is_animated = console.is_terminal and not console.quiet  # a bar redirects what the program prints
+    bar_width = max(1, min(console.width // 4, console.width - BAR_MARGIN))
+    columns = (TextColumn("compare"), BarColumn(bar_width=bar_width), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn(),
+               TextColumn("·"), TimeRemainingColumn(), TextColumn("left  {task.description}"))  # fmt: skip
+    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not is_animated)
+    over = threading.Event()
 
-    def __init__(self, store: ResultStore, jobs: Sequence[Job], console: Console) -> None:
-        self.store, self.console = store, console
-        self.steps = {job.key: job.steps for job in jobs}
-        self.runs = {job.key: job.work for job in jobs if isinstance(job.work, Run)}
-        self.finished: set[str] = set()
-        self.total = sum(self.steps.values())
-        self.is_animated = console.is_terminal and not console.quiet  # a bar redirects what the program prints
-        self._over = threading.Event()
-        self._updater = threading.Thread(target=self._update if self.is_animated else self._print, daemon=True)
-        bar = max(1, min(console.width // 4, console.width - BAR_MARGIN))
-        self._room = console.width - bar - BAR_MARGIN
-        columns = (TextColumn("compare"), BarColumn(bar_width=bar), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn(),
-                   TextColumn("·"), TimeRemainingColumn(), TextColumn("left  {task.description}"))  # fmt: skip
-        self._bar = Progress(*columns, console=console, transient=True, disable=not self.is_animated)
+    def print_line(line: str) -> None:
+        console.print(RichText(line), soft_wrap=True)
 
-    def __enter__(self) -> ProgressDisplay:
-        if self.is_animated:
-            self._bar.start()
-            before = sum(
-                step for step, _ in self.open_runs().values()
-            )  # steps of an earlier call do not count for the speed
-            self._task = self._bar.add_task("", total=max(self.total, 1), completed=before)
-        self._updater.start()
-        return self
+    def read_steps() -> tuple[int, str]:
+        """Return the number of finished steps, and the open runs as text that fits the bar."""
+        done, text = sum(steps[key] for key in finished), ""
+        for key, run in runs.items():
+            if key not in finished and (progress := read_progress(store.open / f"{key}.json")) is not None:
+                step, loss = progress
+                done += step
+                longer = f"{text}  {run.name} {step}/{steps[key]} {loss:.2f}".strip()
+                text = longer if len(longer) <= console.width - bar_width - BAR_MARGIN else text
+        return done, text
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._updater.join()
-        if self.is_animated:
-            self._bar.stop()
+    def update() -> None:
+        wait = DISPLAY_INTERVAL if is_animated else FIRST_LINE
+        while not over.wait(wait):
+            done, text = read_steps()
+            bar.update(task, completed=done, description=text, refresh=True)
+            if not is_animated:
+                wait = NEXT_LINE
+                print_line(f"{len(finished)} of {len(steps)} results finished, {done / total:.0%} of all steps")
 
-    def finish(self, result: Numbers) -> None:
-        """Count a finished result, and print a line if it is a run."""
+    def finish(result: Numbers) -> None:
         key = result["key"]
-        self.finished.add(key)
-        if key in self.runs:
-            number = len(self.finished & self.runs.keys())
-            line = f"{number}/{len(self.runs)}  {self.runs[key]}: {describe_outcome(result)}"
-            self.console.print(RichText(line), soft_wrap=True)
+        finished.add(key)
+        if key in runs:
+            number = len(finished & runs.keys())
+            print_line(f"{number}/{len(runs)}  {runs[key]}: {describe_outcome(result)}")
 
-    def _update(self) -> None:
-        """Update the bar until the `with` block ends."""
-        while not self._over.wait(DISPLAY_INTERVAL):
-            runs = self.open_runs()
-            texts: list[str] = []
-            for key, (step, loss) in runs.items():
-                text = f"{self.runs[key].name} {step}/{self.steps[key]} {loss:.2f}"
-                if len("  ".join([*texts, text])) <= self._room:
-                    texts.append(text)
-            self._bar.update(self._task, completed=self._count_steps(runs), description="  ".join(texts))
-
-    def _print(self) -> None:
-        """Print a line of progress from time to time until the `with` block ends."""
-        wait = FIRST_LINE
-        while not self._over.wait(wait):
-            wait = NEXT_LINE
-            share = self._count_steps(self.open_runs()) / max(self.total, 1)
-            line = f"{len(self.finished)} of {len(self.steps)} results finished, {share:.0%} of all steps"
-            self.console.print(RichText(line), soft_wrap=True)
-
-    def _count_steps(self, runs: Mapping[str, tuple[int, float]]) -> int:
-        """Return the number of finished steps, including the steps of the open `runs`."""
-        return sum(self.steps[key] for key in self.finished) + sum(step for step, _ in runs.values())
-
-    def open_runs(self) -> dict[str, tuple[int, float]]:
-        """Return the number of finished steps and the last loss of each open run, by key."""
-        progress = {
-            key: read_progress(self.store.open / f"{key}.json") for key in self.runs if key not in self.finished
-        }
-        return {key: step for key, step in progress.items() if step is not None}
+    updater = threading.Thread(target=update, daemon=True)
+    with bar:
+        task = bar.add_task("", total=total, completed=read_steps()[0])  # steps of an earlier call have no speed
+        updater.start()
+        try:
+            yield finish
+        finally:
+            over.set()
+            updater.join()
 
 
 def describe_outcome(result: Numbers) -> str:

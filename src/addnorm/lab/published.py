@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from addnorm._util.jsonio import Document
 from addnorm.lab.theory import STREAM_WIRINGS
 from addnorm.lab.toy_model import log_slope, r_squared
 from addnorm.wirings.catalog import deepnorm_constants
@@ -49,7 +50,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class PublishedResult:
+class PublishedResult(Document):
     """A published result on untrained stacks, and its measurement.
 
     Args:
@@ -62,12 +63,14 @@ class PublishedResult:
         measured: the measured numbers.
     """
 
+    PROPERTIES = ("holds", "verdict")
+
     name: str
     source: str
     criterion: str
     why: str
     band: tuple[float, float]
-    measure: Callable[[Rows], Measured]
+    measure: Callable[[Rows], Measured] = field(repr=False)
     measured: Measured = field(default_factory=dict)
 
     @property
@@ -82,14 +85,6 @@ class PublishedResult:
     def verdict(self) -> str:
         """`holds` in words: "holds", "does not hold" or "not measured"."""
         return {True: "holds", False: "does not hold", None: "not measured"}[self.holds]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON types. An infinite end of the band is None."""
-        low, high = (end if math.isfinite(end) else None for end in self.band)
-        return {
-            "name": self.name, "source": self.source, "criterion": self.criterion, "why": self.why, "band": [low, high],
-            "measured": dict(self.measured), "holds": self.holds, "verdict": self.verdict,
-        }  # fmt: skip
 
 
 def check_published(rows: Iterable[dict[str, Any]]) -> list[PublishedResult]:

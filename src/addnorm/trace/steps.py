@@ -19,6 +19,8 @@ Vector = tuple[float, ...]
 
 #: The sections of a trace, in their order. `[step for step in found.steps if step.section == SECTIONS[0]]`.
 SECTIONS: tuple[Section, ...] = get_args(Section)
+Style = Literal["", "strong", "accent", "dim"]
+MARGIN = 16  # columns on the left of the steps, with their names
 SCHEMA = {"schema": "addnorm.trace", "schema_version": 1}
 """Name and version of the layout of `Trace.to_dict`."""
 
@@ -133,14 +135,23 @@ class Trace:
         lists = {"weight": _json(self.weight), "bias": _json(self.bias), "output": _json(self.output), "steps": steps}
         return {**SCHEMA, "equation": self.equation, **asdict(self), **lists}
 
-    def __str__(self) -> str:
-        lines = [*textwrap.wrap(self.title, 80), *textwrap.wrap(self.heading, 80)]
+    def spans(self, width: int = 80) -> Iterator[tuple[str, Style]]:
+        """Yield the table of the steps in pieces, each with its style."""
+        room, margin = max(width - MARGIN, 24), " " * MARGIN
+        yield "".join(f"{line}\n" for line in textwrap.wrap(self.title, width)), "strong"
+        yield "\n".join(textwrap.wrap(self.heading, width)), ""
         for section in SECTIONS:
-            lines += ["", section.capitalize(), "─" * 80]
+            yield f"\n\n{section.capitalize()}\n", "strong"
+            yield "─" * width, "dim"
             for step in self.section(section):
-                cell = [*step.lines(self.digits), *textwrap.wrap(step.note, 64)]
-                lines += [f"{name:16}{line}" for name, line in zip([step.name, *[""] * len(cell)], cell, strict=False)]
-        return "\n".join(lines)
+                derivation, value = f"\n{margin}".join(step.lines(self.digits, room)), show(step.value, self.digits)
+                value = value if derivation.endswith(value) else ""  # a long vector is broken into lines
+                yield f"\n{step.name:{MARGIN}}{derivation.removesuffix(value)}", ""
+                yield value, "accent"
+                yield "".join(f"\n{margin}{line}" for line in textwrap.wrap(step.note, room)), "dim"
+
+    def __str__(self) -> str:
+        return "".join(text for text, _ in self.spans())
 
 
 def show(value: float | Sequence[float], digits: int = 5) -> str:
