@@ -105,6 +105,16 @@ class Panel(NamedTuple):
     height: int = 200
 
     @property
+    def lost(self) -> Points:
+        """The points whose values are NaN or infinite."""
+        return [(x, y) for series in self.series for x, y in series.points if not math.isfinite(y)]
+
+    @property
+    def zeros(self) -> Points:
+        """The points of value 0, which have no place on a logarithmic y axis."""
+        return [(x, y) for series in self.series for x, y in series.points if y == 0 and self.scale.log]
+
+    @property
     def scale(self) -> Scale:
         """The y axis. A linear axis without `limits` includes 0, since noise would look large otherwise."""
         values = [y for series in self.series for _, y in series.points if math.isfinite(y)]

@@ -150,11 +150,10 @@ def _draw_legend(chart: Chart, labels: Sequence[str], width: int) -> tuple[list[
                 swatch = _path(["M4-5h18v10h-18z"], "bar") if one.form == "bars" else _path(["M0 0h26"], "line")
                 point = _path(_marks([(13, 0)], ROUND), "point") if "" in one.kinds else ""
                 entries.setdefault(one.label, f'<g class="{_style_classes(one, labels)}">{swatch}{point}</g>')
-        values = [y for one in panel.series for _, y in one.points]
         entries |= {name: _path(["M0 0h26"], "rule") for name, y in panel.lines.items() if panel.scale.has(y)}
-        if not all(map(math.isfinite, values)):
+        if panel.lost:
             entries["NaN or infinite"] = _path(_marks([(13, 0)], CROSS), "lost")
-        if panel.scale.log and 0 in values:
+        if panel.zeros:
             entries["0, off the log axis"] = _path(_marks([(13, 3)], TRIANGLE), "zeros")
     kinds = {kind for panel in chart.panels for one in panel.series for kind in one.kinds}
     entries |= {name: _path(_marks([(13, 0)], MARKERS[kind]), "kind") for kind, name in NAMED.items() if kind in kinds}
@@ -241,9 +240,9 @@ def _draw_panel(panel: Panel, labels: Sequence[str], across: Scale, box: Box) ->
                 own = ((x, y) for x, y, of in drawn if of == kind)
                 yield _path(_marks(own, MARKERS.get(kind, MARKERS["other"])), "point")
         yield "</g>"
-        lost = [(place(x, scale.high)[0], 14) for x, y in series.points if not math.isfinite(y)]
-        zeros = [(place(x, scale.high)[0], box.height + 6) for x, y in series.points if y == 0 and scale.log]
-        yield _path(_marks(lost, CROSS), "lost") + _path(_marks(zeros, TRIANGLE), "zeros")
+    lost, zeros = ([box.width * across.place(x) for x, _ in points] for points in (panel.lost, panel.zeros))
+    yield _path(_marks(((x, 14) for x in lost), CROSS), "lost")
+    yield _path(_marks(((x, box.height + 6) for x in zeros), TRIANGLE), "zeros")
     yield "</svg>"
 
 

@@ -11,7 +11,6 @@ nor import modules from file://.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -329,19 +328,18 @@ def _read_manifest(folder: Path) -> list[str]:
 def _atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder that becomes `folder` when the block ends, and is removed if the block fails."""
     check_target(folder)
-    mark = f"{os.getpid()}-{os.urandom(4).hex()}"
-    new, old = (folder.with_name(f".{folder.name[:100]}.{mark}.{kind}") for kind in ("tmp", "old"))
-    try:
-        with unwritable_errors(folder, "folder"):
-            folder.parent.mkdir(parents=True, exist_ok=True)
+    with unwritable_errors(folder, "folder"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        prefix = f".{folder.name[:100]}."
+        with TemporaryDirectory(".tmp", prefix, folder.parent, ignore_cleanup_errors=True) as temporary:
+            new, old = (Path(temporary) / name for name in ("new", "old"))
             new.mkdir()
             yield new
             check_target(folder)  # meanwhile it may have become another folder
-            if folder.exists():
-                folder.rename(old)
-            new.rename(folder)
-    finally:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        for path in (new, old):
-            shutil.rmtree(path, ignore_errors=True)
+            try:
+                if folder.exists():
+                    folder.rename(old)
+                new.rename(folder)
+            finally:
+                if old.exists() and not folder.exists():
+                    old.rename(folder)

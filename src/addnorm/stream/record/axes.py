@@ -132,15 +132,13 @@ def draw_panel(
     for mark in content.marks:
         mark.remove()
     content.marks = []
-    is_log = _set_y_axis(ax, content, panel)
-    points = [point for series in content.series for point in series.points]
-    lost = [(x, y) for x, y in points if not math.isfinite(y)]
-    names = " or ".join(dict.fromkeys("NaN" if math.isnan(y) else "infinite" for _, y in lost))
-    zeros = [(x, y) for x, y in points if is_log and y == 0]
+    _set_y_axis(ax, content, panel)
+    drawn = panel._replace(series=content.series)
+    names = " or ".join(dict.fromkeys("NaN" if math.isnan(y) else "infinite" for _, y in drawn.lost))
     entries = []
     for at, height, marker, colour, name in (
-        (zeros, 0.025, "v", GREY, "0, off the log axis"),
-        (lost, 0.97, "x", ALARM, names),
+        (drawn.zeros, 0.025, "v", GREY, "0, off the log axis"),
+        (drawn.lost, 0.97, "x", ALARM, names),
     ):
         if at:
             mark_style: dict[str, Any] = {"color": colour, "markersize": 6.5, "markeredgewidth": 1.8, "zorder": 4}
@@ -197,8 +195,8 @@ def _add_line(ax: Axes, content: Content, label: str, parts: Sequence[Series], s
     content.handles[name] = Line2D([], [], **{**line, "linestyle": dash, "marker": marker or "o", "label": name})
 
 
-def _set_y_axis(ax: Axes, content: Content, panel: Panel) -> bool:
-    """Set the scale that all series of an Axes need; return whether it is logarithmic."""
+def _set_y_axis(ax: Axes, content: Content, panel: Panel) -> None:
+    """Set the scale that all series of an Axes need."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     scale = panel._replace(series=content.series).scale
@@ -212,7 +210,6 @@ def _set_y_axis(ax: Axes, content: Content, panel: Panel) -> bool:
         ax.yaxis.set_minor_formatter(NullFormatter())
     elif scale.low < 0 < scale.high:
         content.marks.append(ax.axhline(0, color=GREY, linewidth=0.8, zorder=0.5))
-    return scale.log
 
 
 def _log_label(value: float) -> str:
