@@ -113,9 +113,9 @@ class StreamsRecorder:
         writes = [rms(site.write.detach()) for site in self.sites]
         return {
             "streams": streams,
-            "gradients": [[float(g.double().norm()) for g in gradient] for gradient in gradients],
+            "gradients": [[norm(g) for g in gradient] for gradient in gradients],
             "stream": total,
-            "gradient": [float(torch.stack(gradient).double().norm()) for gradient in gradients],
+            "gradient": [norm(torch.stack(gradient)) for gradient in gradients],
             "similarity": [token_similarity(torch.cat(state, -1).double()) for state in states],
             "ratio": [
                 None,
@@ -200,6 +200,11 @@ def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
 def rms(x: Tensor) -> float:
     """Return the root mean square of all elements, in float64."""
     return float(x.double().square().mean().sqrt())
+
+
+def norm(x: Tensor) -> float:
+    """Return the norm of all elements, in float64."""
+    return float(x.detach().double().norm())
 
 
 def list_sites(sublayers: int) -> list[Numbers]:

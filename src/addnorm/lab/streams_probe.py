@@ -17,7 +17,7 @@ from torch import Tensor
 from addnorm import wirings
 from addnorm._util.arguments import check_choice, check_int, check_not_negative
 from addnorm.lab.init_probe import check_size, name_places, plain_mode
-from addnorm.lab.streams import Numbers, StreamsRecorder
+from addnorm.lab.streams import Numbers, StreamsRecorder, norm
 from addnorm.lab.toy_model import ToyModel
 from addnorm.nn import ResidualStack, Wiring
 from addnorm.nn.norm import LayerNorm, RMSNorm
@@ -113,12 +113,12 @@ class StreamsProbe:
         """
         model = self.build()
         recorder = model.record()
-        last = _norm(self._read_gradient(model, recorder))
+        last = norm(self._read_gradient(model, recorder))
         sources = [model.x, *(site.write for site in recorder.sites)]
         return {
             **name_places(self.sublayers),
             **recorder.to_dict(),
-            "write_gradients": [_divide(_norm(source.grad), last) for source in sources],
+            "write_gradients": [_divide(0.0 if source.grad is None else norm(source.grad), last) for source in sources],
             "distance": _find_distance(recorder.states) if model.stack.is_stacked else None,
             "difference": self._difference(model),
             "gains": self._gains(model) if self.wiring in MIXED else None,
@@ -128,8 +128,8 @@ class StreamsProbe:
     def _read_gradient(model: ToyModel, recorder: StreamsRecorder) -> Tensor:
         """Return the loss's gradient at the last read, before the final norm."""
         read: Tensor = recorder.last_read.requires_grad_()
-        norm: Any = model.stack.norm_final
-        loss = model.loss(read if norm is None else norm(read))
+        final: Any = model.stack.norm_final
+        loss = model.loss(read if final is None else final(read))
         gradient: Tensor = torch.autograd.grad(loss, read)[0]
         return gradient
 
@@ -138,7 +138,7 @@ class StreamsProbe:
         with fork_rng():
             plain = self._stack(model, "pre_ln")(model.x)
         y = model.stack(model.x)
-        return float((y - plain).double().norm() / plain.double().norm())
+        return _divide(norm(y - plain), norm(plain))
 
     @torch.no_grad()
     def _gains(self, model: ToyModel) -> Numbers:
@@ -186,12 +186,8 @@ def _find_distance(states: list[tuple[Tensor, ...]]) -> float | None:
     distances = []
     for (state,) in states:
         x = state.detach().double()
-        distances.append(float((x - x.mean(-2, keepdim=True)).norm() / x.norm()))
+        distances.append(_divide(norm(x - x.mean(-2, keepdim=True)), norm(x)))
     return max(distances)
-
-
-def _norm(x: Tensor | None) -> float:
-    return 0.0 if x is None else float(x.detach().double().norm())
 
 
 def _divide(a: float, b: float) -> float:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from addnorm import wirings
 from addnorm.lab.run import wiring_label
-from addnorm.lab.streams import Numbers, StreamsRecorder, amax_gains, rms
+from addnorm.lab.streams import Numbers, StreamsRecorder, amax_gains, norm, rms
 from addnorm.lab.toy_model import ToyModel, geometric_mean
 from addnorm.nn import Wiring
 from addnorm.wirings.coefficients import HyperConnection, ManifoldConnection
@@ -117,11 +117,6 @@ def measure_init(job: InitStack) -> Numbers:
         "last_move": 1 - float(F.cosine_similarity(x[-3].double(), x[-1].double(), dim=-1).mean()),
         **{f"step_{name}": value for name, value in _first_steps(model).items()},
     }  # fmt: skip
-
-
-def norm(x: Tensor) -> float:
-    """Return the norm of all elements, in float64."""
-    return float(x.double().norm())
 
 
 def _first_steps(model: ToyModel) -> dict[str, float]:
