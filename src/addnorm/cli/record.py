@@ -46,13 +46,13 @@ from addnorm.stream.models.hf import quiet
 from addnorm.stream.models.inputs import format_inputs, random_inputs, read_texts
 from addnorm.stream.models.load import LoadedModel
 from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.store import check_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BATCH = 8  # texts a step
 MOST_STEPS = 10_000  # with random inputs
-FORMATS = {".json": None, ".parquet": "pyarrow"}  # of a recording, and the package that writes it
 PLOTS = ("stream", "gradients", "writes", "similarity", "memory_map")
 
 
@@ -194,17 +194,11 @@ def _parse_layers(only: str, depth: int) -> list[int]:
 
 def _check_files(out: Path | None, plots: Path | None) -> None:
     """Check that the files of `--out` and `--plots` can be written, and that the packages that write them are installed."""
-    if out is not None and out.suffix not in FORMATS:
-        endings = " or ".join(FORMATS)
-        raise ArgumentError(f"--out is '{out}', expected a file that ends in {endings}: the ending sets the format.")
-    with argument_errors():
-        if out is not None and (package := FORMATS[out.suffix]) is not None:
-            require(package, "write Parquet")
+    with argument_errors({"path": "--out"}):
+        if out is not None:
+            check_path(out)
         if plots is not None:
             require("matplotlib", "draw")
-        if out is not None:
-            check_writable(out, name="--out")
-        if plots is not None:
             if out is not None and out.resolve() in (plots.resolve(), *plots.resolve().parents):
                 raise ArgumentError(f"--plots is '{plots}', the file of --out, expected a folder: choose another path")
             check_folder(plots, "--plots")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from addnorm._util import jsonio
-from addnorm._util.files import atomic_path
+from addnorm._util.files import atomic_path, check_writable
 from addnorm._util.optional import require
 from addnorm.stream.record.measurements import Measurements
 from addnorm.stream.record.schema import Balance, Measurement, RecordedSite
@@ -47,6 +47,13 @@ def _head(recording: Measurements) -> dict[str, Any]:
         "memory_maps": {stream: {"sources": sources, "shares": shares} for stream, (sources, shares) in maps},
         "balances": recording.balances,
     }
+
+
+def check_path(path: Path) -> None:
+    """Check that `save` can write to a path. Call it before work that takes long."""
+    if _is_parquet(path):
+        require("pyarrow", "write Parquet")
+    check_writable(path)
 
 
 def save(recording: Measurements, path: Path) -> Path:
