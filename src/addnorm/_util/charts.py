@@ -94,6 +94,7 @@ class Panel(NamedTuple):
         log: whether the axis is logarithmic; None means: if no value is negative and the values are far apart.
         lines: y of horizontal lines by their labels. Lines out of range are not drawn.
         height: height in pixels.
+        x: the panel's own x axis; None is the x axis of the chart.
     """
 
     label: str
@@ -103,6 +104,7 @@ class Panel(NamedTuple):
     log: bool | None = None
     lines: Mapping[str, float] = {}
     height: int = 200
+    x: Axis | None = None
 
     @property
     def lost(self) -> Points:

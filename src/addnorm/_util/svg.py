@@ -75,8 +75,8 @@ def draw_chart(chart: Chart, width: int, classes: str = "chart") -> str:
         row: Sequence[Panel | Map] = chart.panels[begin : begin + columns]
         for j, panel in enumerate(row):
             box = Box(j * (cell + BETWEEN) + left, y, cell - left - 8, panel.height, left)
-            axis, scale = chart.x, _x_scale(chart.x, panel)
-            is_last = begin + columns >= len(chart.panels) or isinstance(panel, Map)
+            axis, scale = _x_axis(chart, panel)
+            is_last = begin + columns >= len(chart.panels) or axis is not chart.x or isinstance(panel, Map)
             parts.append(_text(box.x - left + 2, y - 10, panel.label, "name"))
             parts += _draw_map(panel, box) if isinstance(panel, Map) else _draw_panel(panel, labels, scale, box)
             parts += _draw_x_axis(axis, scale, box, is_last)
@@ -167,17 +167,18 @@ def _draw_legend(chart: Chart, labels: Sequence[str], width: int) -> tuple[list[
     return parts, y + ENTRY / 2 if entries else 0.0
 
 
-def _x_scale(axis: Axis, panel: Panel | Map) -> Scale:
-    """Return the range of a panel's x axis, with room for the markers at its ends."""
+def _x_axis(chart: Chart, panel: Panel | Map) -> tuple[Axis, Scale]:
+    """Return the x axis of a panel, with room for the markers at its ends."""
     if isinstance(panel, Map):
-        return Scale(-0.5, len(panel.shares) - 0.5)
+        return chart.x, Scale(-0.5, len(panel.shares) - 0.5)
+    axis = panel.x or chart.x
     values = [*(axis.ticks or ()), *(x for series in panel.series for x, _ in series.points)]
     low, high = min(values, default=0.0), max(values, default=1.0)
     if axis.log:
         room = (high / low) ** 0.04
-        return Scale(low / room, high * room, True)
+        return axis, Scale(low / room, high * room, True)
     room = 0.6 if axis.ticks else 0.012 * (high - low) or 1.0
-    return Scale(low - room, high + room)
+    return axis, Scale(low - room, high + room)
 
 
 def _draw_x_axis(axis: Axis, scale: Scale, box: Box, is_labelled: bool) -> Iterator[str]:
