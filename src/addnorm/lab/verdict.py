@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from addnorm._util.blocks import VERDICTS, Finding
-from addnorm._util.numbers import format_count, format_number, join_words
+from addnorm._util.numbers import format_count, format_number, format_percent, join_words
 from addnorm.lab.results import Arm, Group, Results, difference
 from addnorm.lab.streams import Numbers
 from addnorm.wirings.factors import format_factor
@@ -201,7 +201,10 @@ def _shares(arm: Arm) -> tuple[str, Numbers] | None:
     last = arm.best.mean(lambda run: share_of(run.get("after"), -1))
     if not (math.isfinite(x_0) and math.isfinite(last)):
         return None
-    return f"{_percent(x_0)} is from x_0 and {_percent(last)} from the last write", {"x_0": x_0, "last": last}
+    return (
+        f"{format_percent(x_0, 2, trim=True)} is from x_0 and {format_percent(last, 2, trim=True)} from the last write",
+        {"x_0": x_0, "last": last},
+    )
 
 
 def _ablations(arm: Arm) -> tuple[str, Numbers] | None:
@@ -358,9 +361,5 @@ def _signed(value: float) -> str:
     return f"{round(value, 3) + 0.0:+.3f}"  # + 0.0: no -0
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f}%" if abs(value) >= 0.095 else f"{100 * value:.1f}%" if abs(value) >= 0.0005 else "0%"
-
-
 def _ratio(value: float) -> str:
-    return f"{value:.0f}" if 100 <= value < 1e4 else f"{value:.2g}" if 1e-4 <= value < 100 else format_number(value, 1)
+    return format_number(value, 2, trim=True)
