@@ -22,7 +22,7 @@ import sys
 import time
 
 from mutants.faults import AREAS
-from mutants.structure import find_edits
+from mutants.structure import find_matches, replace
 from support import ROOT
 
 LIBRARY = "src/addnorm/_C.so"
@@ -33,16 +33,15 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 def locate(root, fault):
-    """Return all files of a tree and places in them that the pattern of a fault matches."""
+    """Return all matches of the pattern of a fault in a tree, each with its file."""
     place, _, scope = fault.place.partition(":")
-    is_cpp = place.startswith("csrc")
-    start = root / place if is_cpp else root / "src/addnorm" / place
-    found = []
-    for path in sorted((start, *start.rglob("*"))):
-        if path.suffix in ((".h", ".cpp") if is_cpp else (".py", ".js")):
-            language = scope if path.suffix == ".py" else None
-            found += [(path, edit) for edit in find_edits(path.read_text(), fault.old, fault.new, language)]
-    return found
+    start = root / place if place.startswith("csrc") else root / "src/addnorm" / place
+    return [
+        (path, match)
+        for path in sorted((start, *start.rglob("*")))
+        if path.suffix in (".h", ".cpp", ".py", ".js")
+        for match in find_matches(path.read_text(), fault.old, scope)
+    ]
 
 
 def find_problems():
@@ -50,8 +49,8 @@ def find_problems():
     problems = []
     for _, fault in FAULTS.values():
         lines = [
-            (str(path.relative_to(ROOT)), path.read_bytes().count(b"\n", 0, edit.start) + 1)
-            for path, edit in locate(ROOT, fault)
+            (str(path.relative_to(ROOT)), match.string.count("\n", 0, match.start()) + 1)
+            for path, match in locate(ROOT, fault)
         ]
         if len(lines) != 1:
             found = f"matches {len(lines)} places of {fault.place} {lines}"
@@ -81,10 +80,10 @@ class TreeCopy:
     @contextlib.contextmanager
     def planted(self, fault):
         """Edit the place of a fault, rebuild the kernels if it is in C++, and restore both at the end."""
-        [(path, edit)] = locate(self.folder, fault)
+        [(path, match)] = locate(self.folder, fault)
         content = path.read_bytes()
         try:
-            self._write(path, content[: edit.start] + edit.new.encode() + content[edit.end :])
+            self._write(path, replace(match, fault.new).encode())
             if fault.place.startswith("csrc"):
                 build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
                 subprocess.run(build, cwd=self.folder, check=True, stdout=sys.stderr)

@@ -20,7 +20,7 @@ STACKS = {
     ),
     "unmodified": Area(
         ("tests/nn/test_unmodified.py",),
-        (Fault("replaced-call-of-a-class", "nn", "... or $kind.__call__ is not Module.__call__ or ...", "... or ..."),),
+        (Fault("replaced-call-of-a-class", "nn", "or $kind.__call__ is not Module.__call__", ""),),
     ),
     "stack": Area(
         ("tests/nn/test_stack*.py", "tests/nn/test_step.py tests/nn/test_unrolling.py"),
@@ -32,7 +32,7 @@ STACKS = {
             ),
             Fault(
                 "frozen-norm-with-eps-of-its-input", "nn:_freeze",
-                "torch.finfo(x.dtype).eps if $c else $e", "torch.finfo(total.dtype).eps if $c else $e",
+                "torch.finfo(x.dtype).eps if $e is None", "torch.finfo(total.dtype).eps if $e is None",
             ),
         ),
     ),
@@ -50,7 +50,7 @@ STACKS = {
                 "(2 * $n + $j * $n + $k for $k in $a for $j in $a)", "(2 * $n + $k * $n + $j for $k in $a for $j in $a)",
             ),
             Fault("rms-of-one-stream", "ops/streams/formula.py", "torch.rsqrt($x.square().mean(...) + $e)", "torch.rsqrt($x[..., : streams.shape[-1]].square().mean(...) + $e)"),
-            Fault("write-gate-without-two", "wirings/coefficients/hyper.py", "magnitude: float = 2.0", "magnitude: float = 1.0"),
+            Fault("write-gate-without-two", "wirings/coefficients/hyper.py:_Projected", "magnitude: float = 2.0", "magnitude: float = 1.0"),
             Fault(
                 "eps-on-the-write-gate", "ops/streams/formula.py",
                 "return $c, sinkhorn(...), inject", "return $c, sinkhorn(...), inject + gate_eps",
@@ -63,15 +63,14 @@ STACKS = {
             ),
             Fault(
                 "single-pass-reads-with-its-own-gate", "nn",
-                "if $spec.delayed:\n $c, $u = $u, $first\nelse: ...",
-                "if $spec.delayed and gates is None:\n $c, $u = $u, $first\nelse: ...",
+                "if $spec.delayed: $c, $u = $u,", "if $spec.delayed and gates is None: $c, $u = $u,",
             ),
             Fault(
                 "block-pushed-before-the-read", "nn",
-                "used, mix, inject, bias = $none if computed is None else computed(streams)",
-                "pushes = computed is not None and spec.coefficients.computes == ('collapse',) and getattr(spec, 'n_out', 0) > spec.n\n"
-                "sources = (*streams, torch.zeros_like(streams[0])) if pushes else streams\n"
-                "used, mix, inject, bias = $none if computed is None else computed(sources)\n"
+                "used, mix, inject, bias = ... if computed is None else computed(streams)",
+                "pushes = computed is not None and spec.coefficients.computes == ('collapse',) and getattr(spec, 'n_out', 0) > spec.n; "
+                "sources = (*streams, torch.zeros_like(streams[0])) if pushes else streams; "
+                "used, mix, inject, bias = ... if computed is None else computed(sources); "
                 "used = tuple(row[: spec.n] for row in used) if pushes else used",
             ),
             Fault("a-mask-for-each-stream", "nn", "self.stage.n_out > 1", "False"),
@@ -86,7 +85,7 @@ STACKS = {
             Fault("mhc-head-with-default-eps", "wirings:mhc", "Computed(SigmoidRead, $o)", "Computed(SigmoidRead)"),
             Fault("gated-head-with-default-eps", "wirings", "options | {'injects': False}", "{'rank': rank, 'injects': False}"),
             Fault("hyper-norm-with-default-eps", "wirings/coefficients/hyper.py", "StreamGates('hyper', ..., project_eps=$e)", "StreamGates('hyper', ...)"),
-            Fault("clamp-of-gated-mix", "wirings/coefficients/scales.py", "torch.clamp($x, min=self.eps)", "torch.clamp($x, min=1e-6)"),
+            Fault("clamp-of-gated-mix", "wirings/coefficients/scales.py", "torch.clamp(..., min=self.eps)", "torch.clamp(..., min=1e-6)"),
             Fault("gate-of-the-write-without-decay", "wirings/coefficients", "('down', 'up', 'project_inject')", "('down', 'up')"),
             Fault("rms-eps-of-the-streams-dtype", "nn", "torch.finfo($widen($x.dtype)).eps", "torch.finfo($x.dtype).eps"),
             Fault("norms-of-streams-rounded", "nn", "normalize(x, norm, module.norm, ONE, $widen(x.dtype))", "normalize(x, norm, module.norm, ONE, dtype)"),
@@ -108,10 +107,10 @@ STACKS = {
                 "self.collapse[$i % self.n] = 1.0", "self.collapse[(self.place.layer * 2 + self.place.sublayer) % self.n] = 1.0",
             ),
             Fault("independent-head-with-default-eps", "wirings:independent_hc", "Computed(SigmoidRead, $o)", "Computed(SigmoidRead)"),
-            Fault("independent-gates-with-default-eps", "wirings", "Computed(IndependentConnection, $o | small)", "Computed(IndependentConnection, $o)"),
+            Fault("independent-gates-with-default-eps", "wirings", "Computed(IndependentConnection, ... | small)", "Computed(IndependentConnection, ...)"),
             Fault("sources-with-default-eps", "wirings/coefficients/sources.py", "(*$p, self.eps, $v, *$s)", "(*$p, 1e-6, $v, *$s)"),
             Fault("constants-of-the-read-rounded", "nn", "x.new_tensor(used, dtype=$d)", "x.new_tensor(used)"),
-            Fault("constants-of-the-write-rounded", "nn", "wide = $widen(streams.dtype); entries = $e", "wide = streams.dtype; entries = $e"),
+            Fault("constants-of-the-write-rounded", "nn", "wide = $widen(streams.dtype); entries =", "wide = streams.dtype; entries ="),
             Fault(
                 "terms-of-a-read-rounded", "nn",
                 "$f(x) if $is($e, 1.0) else $e * $f(x)", "x if $is($e, 1.0) else $e * x",
@@ -126,13 +125,13 @@ STACKS = {
             Fault("gpt2-depth-in-layers", "wirings", "0.02 / math.sqrt($p.n_sublayers)", "0.02 / math.sqrt($p.num_layers)"),
             Fault("depth-scaled-counts-two-a-layer", "wirings:_depth_scaled_row", "$p.layer * $p.sublayers_per_layer", "$p.layer * 2"),
             Fault("keel-counts-two-a-layer", "wirings", "1.0 if $p.layer == 0 else float($p.n_sublayers)", "1.0 if $p.layer == 0 else 2.0 * $p.num_layers"),
-            Fault("hyper-connections-start-without-root-n", "wirings:_hyper_init", "$d._replace(...) if $c else $d", "$d"),
+            Fault("hyper-connections-start-without-root-n", "wirings:_hyper_init", "$d._replace(...) if $role in $writes else $d", "$d"),
             Fault("x0-line-of-one-layer-more", "wirings:_x0_stage", "max(1, $p.num_layers - 1)", "$p.num_layers"),
             Fault("reads-of-the-first-layer-everywhere", "wirings", "$cycle[$p.layer % len($cycle)]", "$cycle[0]"),
         ),
     ),
     "equation": Area(
         ("tests/wirings", "tests/cli/test_wirings.py"),
-        (Fault("equation-first-layer", "wirings", "f'{$begin + 1} to {$end}'", "f'{$begin} to {$end}'"),),
+        (Fault("equation-first-layer", "wirings", "f'{begin + 1} to {end}'", "f'{begin} to {end}'"),),
     ),
 }  # fmt: skip

@@ -13,7 +13,7 @@ TOOLS = {
             Fault("lerp-operands-swapped", "stream", "($term($a, $op, 1.0 - $w), $term($b, $op, $w))", "($term($a, $op, $w), $term($b, $op, 1.0 - $w))"),
             Fault("doubling-is-an-add", "stream/find", "$r is None or $r.source in $multiples", "$r is None"),
             Fault("unbiased-norm-as-biased", "stream", "$x.var(-1, correction=int($u), keepdim=True)", "$x.var(-1, correction=0, keepdim=True)"),
-            Fault("closure-tolerance", "stream/find", "{...: ..., torch.float32: 1e-5, ...: ...}", "{...: ..., torch.float32: 1e-2, ...: ...}"),
+            Fault("closure-tolerance", "stream/find", "torch.float32: 1e-5", "torch.float32: 1e-2"),
             Fault("partial-writes-passed-over", "stream/find", "$unclear.append(PARTIAL)", "pass"),
             Fault("mix-ln-named-by-layer", "stream/find", "$w.mix_ln(max($post) + 1)", "$w.mix_ln(max($post))"),
         ),
@@ -24,9 +24,9 @@ TOOLS = {
             Fault("functions-are-not-restored", "stream/dataflow", "[$a, *list_functions($n), ...]", "[$a, ...]"),
             Fault(
                 "removed-parametrization-not-restored", "stream/dataflow",
-                "... or '.' in $c.__qualname__ or getattr($o, $c.__qualname__, None) is $c", "... or $o is not None",
+                "'.' in $c.__qualname__ or getattr($o, $c.__qualname__, None) is $c", "$o is not None",
             ),
-            Fault("global-values-compared-by-identity", "stream/dataflow/snapshot.py", "$new or not all(...)", "$new"),
+            Fault("global-values-compared-by-identity", "stream/dataflow/snapshot.py", "$new or not all(", "$new or False and all("),
             Fault("writes-of-numpy-not-restored", "stream/dataflow", "$c or (id($t) not in $learned and $small($t))", "$c"),
         ),
     ),
@@ -71,7 +71,7 @@ TOOLS = {
             ),
             Fault(
                 "new-nans-in-float64-ignored", "fusion",
-                "{$k: $v for $n in $p if not ($a.isnan() & ~$b.isnan()).any()}", "{$k: $v for $n in $p}",
+                "if not ($a.isnan() & ~$b.isnan()).any()", "",
             ),
             Fault("gradients-are-noise-sooner", "fusion", "$m <= 64 * $r", "$m <= 6400 * $r"),
             Fault("share-without-float64", "fusion", "MAX_SHARE = 0.1", "MAX_SHARE = 0.3"),
@@ -81,7 +81,7 @@ TOOLS = {
             Fault("calls-compared-without-mean-errors", "fusion", "(GROWTH + $s) * $own + ($eps / 2 + $t) * $size", "math.inf"),
             Fault(
                 "arguments-of-other-nodes-unchecked", "fusion",
-                "(node.op, node.target, node.args, node.kwargs) != $twin", "False",
+                "(node.op, node.target, node.args, node.kwargs) != (...)", "False",
             ),
             Fault(
                 "random-numbers-in-another-order", "fusion",
@@ -102,7 +102,7 @@ TOOLS = {
     "lab_data": Area(
         ("tests/lab/test_data.py tests/lab/test_run.py tests/lab/test_train.py",),
         (
-            Fault("batch-seeds-collide", "lab/data.py", "f'{$seed}, {$step}'", "f'{$seed + $step}'"),
+            Fault("batch-seeds-collide", "lab/data.py", "f'{seed}, {step}'", "f'{seed + step}'"),
             Fault("resumed-without-optimizer", "lab", "self.optimizer.load_state_dict($s)", "pass"),
         ),
     ),
@@ -138,7 +138,7 @@ TOOLS = {
                 "origin-of-any-site", "explorer",
                 "$o is not None and $o != f'http://{host}'", "$o is not None and not $o.startswith('http://')",
             ),
-            Fault("place-kept-after-its-turn", "explorer/scheduler.py:_Slots", "if $c:\n del $place", "if $c:\n pass"),
+            Fault("place-kept-after-its-turn", "explorer/scheduler.py:_Slots", "if $a is $b: del $place", "if $a is $b: pass"),
         ),
     ),
     "pages": Area(
