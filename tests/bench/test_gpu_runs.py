@@ -2,7 +2,6 @@
 
 import functools
 import json
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +16,7 @@ from addnorm.bench.gpu import BENCHMARK, benchmark, plan, variants
 from addnorm.bench.gpu.plan import FIELDS
 from addnorm.bench.jobs import title
 from support.loading import ROOT
+from support.processes import run_python
 
 UNCOMPILED = ["eager", "addnorm"]
 SCRIPT = ROOT / "benchmarks" / "bench_gpu.py"
@@ -145,20 +145,15 @@ def test_section_has_device_targets_and_a_line_a_case():
     times = {"addnorm": (10.0, 12.0), "eager": (25.0, 30.0), "liger": (9.0, 24.0)}
     rows = [row for case in (LARGE_CASE, BACKWARD, SMALL) for row in rows_of(case, times, 0.91)]
     document = {
-        "date": "2026-01-01T00:00:00+00:00", "ended": "budget", "commit": "0123456789abcdef", "dirty": False, "load": 0.5,
-        "machine": {"cpu": "Some CPU", "cores": 8}, "isa": "AVX2",
-        "versions": {"torch": "2.11.0", "python": "3.11.7", "addnorm": "0.1.0", "triton": "3.6.0"},
-        "missing": {"flash_attn": "flash-attn is not installed: pip install flash-attn"},
+        **run(PLAN[:1]), "missing": {"flash_attn": "flash-attn is not installed: pip install flash-attn"}, "ended": "budget",
         "cells": [vars(LARGE_CASE)] * 3, "left": [vars(WIDE)],
         **judge(rows, [SMALL.row(variant="quack", error="RuntimeError: a | b\n  c")]),
     }  # fmt: skip
     text = benchmark.section(document)
-    assert text.startswith(
-        "Some GPU, 132 multiprocessors, CUDA 13.0, driver 580.1, triton 3.6.0; copies at 4,000 GB/s; Some CPU, AVX2; "
-        "torch 2.11.0, Python 3.11.7, addnorm 0.1.0, commit 0123456789; 2026-01-01; load 0.5 before it began.\n"
-    )
+    assert text.startswith("Some GPU, 132 multiprocessors, CUDA 13.0, driver 580.1, triton ")
     cells = "| 91% | 10.0 | **2.50** | **0.90** | 12.0 | **2.50** | **2.00** |"
     for words in (
+        "; copies at 4,000 GB/s; ",
         "lowest share of the copy bandwidth | >= 0.9 | 0.910 |",
         "| device time over Liger's: highest | <= 1 | 1.11 (missed, 0 of 3 cases reach it) |",
         "| device time over torch.compile's: highest | <= 1 | not measured |",
@@ -181,10 +176,8 @@ def test_script_lists_cases_and_needs_only_torch():
         "import sys; sys.modules |= dict.fromkeys(['rich', 'click']); sys.argv[0] = sys.argv[1]; del sys.argv[1]; "
         "import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    command = [sys.executable, "-c", program, str(SCRIPT), "--list"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [title(item) for item in plan.plan({})]
+    listed = run_python("-c", program, SCRIPT, "--list").stdout
+    assert listed.splitlines() == [title(item) for item in plan.plan({})]
 
 
 TRIAL = ("--device", "cpu", "--d", "8", "--rows", "2", "--job", "forward", "--variants", *UNCOMPILED, "--rounds", "1")

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from addnorm.bench import environment, harness, timing
 from addnorm.bench.case import Stop, Target, grid, ratio
 from addnorm.bench.harness import Benchmark
+from support.processes import run_python
 
 CASES = grid(rows=(1, 2, 3), job=("forward",))
 COMMIT = {"commit": "a" * 40, "dirty": False}
@@ -170,8 +170,7 @@ print(json.dumps(faults))
 
 @pytest.mark.skipif(not timing.settle_allocator("default"), reason="the allocator is not glibc's")
 def test_allocator_states_differ_in_page_faults():
-    process = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
-    faults = json.loads(process.stdout)  # as a share of the tensor's pages
+    faults = json.loads(run_python("-c", FAULTS).stdout)  # as a share of the tensor's pages
     assert faults["fresh"]["add"] > 0.9
     assert faults["kept"]["add"] < 0.1
     assert max(faults[state]["in place"] for state in faults) < 0.1

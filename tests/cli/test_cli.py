@@ -1,8 +1,6 @@
 """Tests of `addnorm trace`: its output, options and errors."""
 
 import os
-import subprocess
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -10,14 +8,13 @@ import pytest
 
 from addnorm.trace import PRESETS, trace
 from support.commands import assert_one_sentence, document, run
+from support.processes import run_python
 
 
 @pytest.mark.parametrize("words", [("1,2,3", "0.5,-1,1.5"), ("--list",), ("1,x", "1,2")], ids=str)
 def test_trace_works_without_torch(words):
     code = f"import sys; sys.modules['torch'] = None; from addnorm_cli import main; main(['trace', *{words!r}])"
-    process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"}
-    )
+    process = run_python("-c", code, env=os.environ | {"COLUMNS": "80"}, check=False)
     expected = run("trace", *words, COLUMNS="80")
     assert process.returncode == expected.exit_code
     assert (process.stdout, process.stderr) == (expected.stdout, expected.stderr)
@@ -32,7 +29,7 @@ def test_package_without_its_init_is_gone_afterwards():
         "with _package_alone(): assert addnorm.add_layer_norm\n"
         "assert sys.modules == before"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code)
 
 
 def test_trace_prints_str_of_trace():

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ import addnorm
 from addnorm.ops import cpu
 from support import SUPPORT
 from support.deployed import dynamic, encoder
+from support.processes import run_python
 
 pytestmark = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
 TOLERANCE = 2e-6  # of values of about 3, through two layers
@@ -33,9 +32,8 @@ def deploy(folder, model, sizes, aoti):
     torch.save((x, model(x).detach()), folder / "expected.pt")
     # From a folder and with a path in which the package is not found.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-I", str(SUPPORT / "run_deployed.py"), str(folder), str(addnorm.library_path())]
-    process = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-2000:]
+    program = (SUPPORT / "run_deployed.py", folder, addnorm.library_path())
+    process = run_python("-I", *program, env=environment, cwd=folder)
     return json.loads(process.stdout.splitlines()[-1])
 
 
@@ -76,10 +74,8 @@ def test_library_loads_after_the_package(tmp_path):
         "import torch, addnorm; torch.ops.load_library(PATH); x = torch.ones(2, 4);"
         "assert addnorm.add_layer_norm(x, x).shape == x.shape"
     )
-    command = [sys.executable, "-W", "error", "-c", code.replace("PATH", repr(str(addnorm.library_path())))]
-    environment = os.environ | {"ADDNORM_CPP": "0"}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-2000:]
+    code = code.replace("PATH", repr(str(addnorm.library_path())))
+    run_python("-W", "error", "-c", code, env=os.environ | {"ADDNORM_CPP": "0"})
 
 
 def test_library_path_names_the_reason(monkeypatch):

@@ -1,8 +1,5 @@
 """Tests of calls with DTensors against one process: placements, options, dropout masks, communication."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,6 +25,7 @@ from support.dtensors import (
     mesh_of,
     partial_of,
 )
+from support.processes import run_python
 
 
 @case(2)
@@ -347,9 +345,7 @@ for name, call in calls.items():
 
 
 def test_rules_are_registered_at_the_first_call():
-    command = [sys.executable, "-c", PROGRAM.replace("{calls}", repr(FIRST_CALLS))]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+    assert run_python("-c", PROGRAM.replace("{calls}", repr(FIRST_CALLS)), timeout=120).stdout == ""
 
 
 test_dtensor = make_test(globals())

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from distutils.core import run_setup
 
@@ -11,6 +9,7 @@ import pytest
 import setuptools  # noqa: F401  # brings the distutils that newer versions of Python lack
 
 from support import ROOT
+from support.processes import run_python
 
 
 @pytest.fixture
@@ -25,14 +24,8 @@ def source(tmp_path):
 
 def build_wheel(source, **environment):
     """Build a wheel as pip does, without pip; return the process and the wheels."""
-    process = subprocess.run(
-        [sys.executable, "-c", "from setuptools import build_meta; build_meta.build_wheel('out')"],
-        cwd=source,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    code = "from setuptools import build_meta; build_meta.build_wheel('out')"
+    process = run_python("-c", code, cwd=source, env=os.environ | environment, check=False)
     return process, sorted((source / "out").glob("*.whl"))
 
 

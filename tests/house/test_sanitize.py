@@ -1,12 +1,11 @@
 """Tests that `make sanitize` detects faults: it runs a faulty library that is built and loaded in the same way."""
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from support import SUPPORT, sanitize
+from support.processes import run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")]
 
@@ -54,4 +53,4 @@ def test_run_fails_with_a_wrong_or_missing_library(library, monkeypatch, capfd):
 def call(library, eps):
     code = f"import torch, addnorm; print(addnorm.backends()[1].detail); addnorm.layer_norm(torch.ones(5), eps={eps})"
     variables = sanitize.environment(library, "default")
-    return subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False)
+    return run_python("-c", code, env=variables, check=False)

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,15 +10,15 @@ import addnorm
 from addnorm.ops import cpu
 from support import SUPPORT
 from support.capabilities import CAPABILITIES, NAMES
+from support.processes import run_python
 
 needs_library = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
 
 
 def run_kernels(*words, **variables):
     """Run support/run_kernels.py in a process with these environment variables."""
-    command = [sys.executable, "-W", "error", str(SUPPORT / "run_kernels.py"), *words]
     variables = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    return run_python("-W", "error", SUPPORT / "run_kernels.py", *words, env=variables, check=False)
 
 
 EXTENTS = [pytest.param("cover"), pytest.param("full", marks=pytest.mark.slow)]

@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import addnorm
 from addnorm.trace import PRESETS, trace
+from support.processes import run_python
 from support.trace_variants import SUBLAYER, X
 
 
@@ -58,6 +57,4 @@ spec.loader.exec_module(alone)
 print(alone.PRESETS["lesson-000"].trace()["z"].value)
 """
     # -S: no installed packages at all
-    command = [sys.executable, "-I", "-S", "-c", code, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "(1.5, 1.0, 4.5)\n"
+    assert run_python("-I", "-S", "-c", code, folder).stdout == "(1.5, 1.0, 4.5)\n"

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch._functorch import config as functorch_config
 
 from addnorm._util import torch_internals as internals
 from support import SUPPORT
+from support.processes import run_python
 
 NAMES = sorted(set(re.findall(r'"(torch\.[\w.]+)"', Path(internals.__file__).read_text())))
 DEFAULT = ("torch._C.parse_schema", "torch._C._any_requires_grad", "torch._subclasses.fake_tensor.FakeTensor")
@@ -24,12 +24,8 @@ DEFAULT = ("torch._C.parse_schema", "torch._C._any_requires_grad", "torch._subcl
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DEFAULT else pytest.mark.slow) for n in NAMES])
 def test_missing_part_of_torch_breaks_no_import(name):
     """Without it the operation computes, by its formulas if need be, and a tool raises an error that names it."""
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "run_without.py", name], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    row = json.loads(done.stdout)
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    row = json.loads(run_python(SUPPORT / "run_without.py", name, env=variables).stdout)
     assert row["worst"] <= 2
     assert row["kernels"].startswith("C++ kernels") or f"has no {name}: use an older torch" in row["kernels"]
     assert row["inspect"] == "post_ln" or f"which has no {name}: this needs torch" in row["inspect"]

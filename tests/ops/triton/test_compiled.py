@@ -5,13 +5,13 @@ The resulting speed can only be measured on a GPU (benchmarks/bench_gpu.py).
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
 pytest.importorskip("triton")
 from support import SUPPORT
+from support.processes import run_python
 
 # Kernels whose rows stay in registers: without options, and with dropout, whose random bits are computed beside them.
 KEPT = [
@@ -105,11 +105,8 @@ def results(request):
     requests.append(["kept", (256,)])
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     path = os.pathsep.join([str(SUPPORT), *sys.path])
-    process = subprocess.run(
-        [sys.executable, SUPPORT / "run_compiled.py"], input=json.dumps(requests), capture_output=True, text=True,
-        env=environment | {"PYTHONPATH": path}, check=False,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr[-3000:]
+    options = {"input": json.dumps(requests), "env": environment | {"PYTHONPATH": path}}
+    process = run_python(SUPPORT / "run_compiled.py", **options)
     keys = [(name, json.dumps(arguments)) for name, arguments in requests]
     return dict(zip(keys, json.loads(process.stdout), strict=True))
 

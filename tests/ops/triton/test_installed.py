@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ from addnorm.ops import eager, triton
 from addnorm.ops.schema import SCHEMAS
 from addnorm.ops.streams import eager as streams
 from addnorm.ops.streams.schema import SCHEMAS as STREAMS
+from support.processes import run_python
 
 pytest.importorskip("triton")
 
@@ -112,10 +112,9 @@ for code in json.load(sys.stdin):
 def test_processes_without_triton_give_the_reason():
     """Warnings are errors in these processes, except Python's about forks."""
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", RUN]
+    flags = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
     codes = json.dumps([code for code, _ in PROCESSES.values()])
-    process = subprocess.run(command, input=codes, capture_output=True, text=True, env=variables, check=False)
-    assert process.returncode == 0, process.stderr[-2000:]
+    process = run_python(*flags, "-c", RUN, input=codes, env=variables)
     assert dict(zip(PROCESSES, process.stdout.splitlines(), strict=True)) == {
         name: output for name, (_, output) in PROCESSES.items()
     }
