@@ -120,13 +120,6 @@ def test_explore_reports_forbidden_port(monkeypatch, no_server):
     assert_one_sentence(run("--port", 80), 2, sentence)
 
 
-@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
-def test_explore_names_missing_extra(package, monkeypatch, no_server):
-    monkeypatch.setitem(sys.modules, package, None)
-    sentence = f"{package} is not installed, and is needed to explore: pip install 'addnorm[web]'."
-    assert_one_sentence(run("--port", 0), 2, sentence)
-
-
 def test_explore_opens_browser(served, monkeypatch):
     opened, go = [], threading.Event()
 

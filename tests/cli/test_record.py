@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -121,15 +120,6 @@ def test_record_plots(folder):
     again = run("record", "bert", "--no-grads", "--plots", "forward")
     assert "Nothing to draw: gradients.png" in again.stderr
     assert not (folder / "forward" / "gradients.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("package", "options"), [("matplotlib", ["--plots", "p"]), ("pyarrow", ["--out", "run.parquet"])]
-)
-def test_record_names_missing_extra(folder, monkeypatch, package, options):
-    monkeypatch.setitem(sys.modules, package, None)
-    assert_one_sentence(run("record", "gpt2", *options), 2, f"{package} is not installed", "pip install 'addnorm[")
-    assert not (folder / "p").exists()
 
 
 @pytest.mark.parametrize("options", [["--out", "new/run.json"], ["--out", "new/run.parquet"], ["--plots", "new"]])

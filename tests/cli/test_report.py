@@ -1,6 +1,4 @@
-"""Tests of `addnorm inspect --report`: the page, and errors before the model runs."""
-
-import sys
+"""Tests of `addnorm inspect --report`: the page, and errors."""
 
 import pytest
 
@@ -58,10 +56,3 @@ def test_report_of_failed_proof(folder, monkeypatch):
 def test_report_without_stream_is_not_written(folder):
     assert_one_sentence(run("inspect", "own_models:none", "--report", "a.html"), 3, "has no residual stream")
     assert not (folder / "a.html").exists()
-
-
-def test_report_names_missing_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.setattr(inspect, "load_model", lambda *_: pytest.fail("it ran"))
-    result = run("inspect", "own_models:toy", "--report", "a.html")
-    assert_one_sentence(result, 2, "jinja2 is not installed", "pip install 'addnorm[plot]'")

@@ -1,7 +1,6 @@
 """Tests of tables and paragraphs as text, rich, HTML and Markdown."""
 
 import io
-import subprocess
 import sys
 from html.parser import HTMLParser
 
@@ -176,11 +175,6 @@ def test_paragraph_style_covers_every_line():
     styled = console.file.getvalue().splitlines()
     assert len(styled) == 2
     assert all("\x1b[1;31m" in line for line in styled)
-
-
-def test_import_does_not_import_rich():
-    code = "import sys; from addnorm._util.blocks import *; from addnorm._util.render import *; to_markdown(Table(['a'], [])); print('rich' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_numbers_of_a_column_are_formatted_together():
