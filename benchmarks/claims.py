@@ -212,6 +212,11 @@ def cost(results: Results) -> Measured:
 # --------------------------------------------------------------------------------------------------- the claims
 
 
+NORMED = ("pre_ln", "post_ln", "reordered")
+UNDONE = {  # parts of a claim, by number
+    "one token with eps in gamma": "undone, sqrt(var + eps)", "one token of variance 1": "undone, sqrt(var), variance 1",
+    "one token of variance 1e-5": "undone, sqrt(var), variance 1e-5", "two tokens": "undone, two tokens",
+}  # fmt: skip
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "Add preserves the original input through the residual path.", f"{IDEA}; {BLOCK}",
@@ -298,11 +303,10 @@ CLAIMS: tuple[Claim, ...] = (
         "Add & Norm reduces the chance that one sublayer completely distorts the representation.", IDEA,
         "untrained, 12 layers, the output of one sublayer times 100: the stack's output moves by at most a tenth of the "
         "distance without norms, and by less than the distance between the outputs of two inputs",
-        exact("distorted, pre_ln", "distorted, post_ln", "distorted, reordered", "distorted, no_norm"),
+        exact(*(f"distorted, {name}" for name in (*NORMED, "no_norm"))),
         lambda m: {
-            **{f"less in {name} than without norms": 10 * m[f"distorted, {name}"] <= m["distorted, no_norm"]
-               for name in ("pre_ln", "post_ln", "reordered")},
-            **{f"little in {name}": m[f"distorted, {name}"] < 1 for name in ("pre_ln", "post_ln", "reordered")},
+            **{f"less in {name} than without norms": 10 * m[f"distorted, {name}"] <= m["distorted, no_norm"] for name in NORMED},
+            **{f"little in {name}": m[f"distorted, {name}"] < 1 for name in NORMED},
         },
     ),
     Claim(
@@ -348,14 +352,8 @@ CLAIMS: tuple[Claim, ...] = (
         "gamma = sqrt(variance) and beta = mean undo the norm.", f"{HAND}; {BLOCK}",
         "the error relative to the token's spread is below 1e-5: with gamma = sqrt(variance + eps); with gamma = sqrt(variance), "
         "as the claim states; for two tokens with one gamma and beta",
-        exact("undone, sqrt(var + eps)", "undone, sqrt(var), variance 1", "undone, sqrt(var), variance 1e-5",
-              "undone, two tokens"),
-        lambda m: {
-            "one token with eps in gamma": m["undone, sqrt(var + eps)"] < 1e-5,
-            "one token of variance 1": m["undone, sqrt(var), variance 1"] < 1e-5,
-            "one token of variance 1e-5": m["undone, sqrt(var), variance 1e-5"] < 1e-5,
-            "two tokens": m["undone, two tokens"] < 1e-5,
-        },
+        exact(*UNDONE.values()),
+        lambda m: {part: m[key] < 1e-5 for part, key in UNDONE.items()},
     ),
     Claim(
         "A token's LayerNorm does not depend on the other examples of its batch, unlike BatchNorm.", f"{IDEA}; {BLOCK}",

@@ -47,21 +47,17 @@ def small_bert(name, *, texts, tokens, dtype):
 def small(scripts, monkeypatch, threads):
     """Make the models, texts and copies of all benchmarks small, without a compiler, on one thread."""
     threads(1)
-    for script in (scripts.stream, scripts.fuse):
-        monkeypatch.setattr(script.models, "load", small_bert)
-    monkeypatch.setattr(scripts.stream, "CALLS", 1)
-    monkeypatch.setattr(scripts.stream, "Encoder", lambda layers, *sizes, **options: Encoder(1, *sizes, **options))
-    monkeypatch.setattr(scripts.stack, "has_inductor", has(wiring=scripts.stack.COMPILED_STREAMS))
-    monkeypatch.setattr(scripts.fuse, "SECONDS", 0.01)
-    monkeypatch.setattr(
-        scripts.fuse.models, "SIZES", scripts.fuse.models.SIZES | {"num_hidden_layers": 1, "vocab_size": 60}
-    )
-    monkeypatch.setattr(fusion_benchmark, "SHARE_SECONDS", 0.0)
-    monkeypatch.setattr(scripts.memory, "SETTINGS", dict(itertools.islice(scripts.memory.SETTINGS.items(), 2)))
-    monkeypatch.setattr(scripts.lab, "EVERY", 2)
-    monkeypatch.setattr(scripts.lab, "text_of_the_lab", lambda: TEXT)
-    monkeypatch.setattr(scripts.streams, "COPY_BYTES", 4096)
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    decoder = scripts.fuse.models.SIZES | {"num_hidden_layers": 1, "vocab_size": 60}
+    for place, name, value in (
+        (scripts.stream.models, "load", small_bert), (scripts.stream, "CALLS", 1),
+        (scripts.stream, "Encoder", lambda layers, *sizes, **options: Encoder(1, *sizes, **options)),
+        (scripts.stack, "has_inductor", has(wiring=scripts.stack.COMPILED_STREAMS)), (scripts.fuse, "SECONDS", 0.01),
+        (scripts.fuse.models, "SIZES", decoder), (fusion_benchmark, "SHARE_SECONDS", 0.0),
+        (scripts.memory, "SETTINGS", dict(itertools.islice(scripts.memory.SETTINGS.items(), 2))), (scripts.lab, "EVERY", 2),
+        (scripts.lab, "text_of_the_lab", lambda: TEXT), (scripts.streams, "COPY_BYTES", 4096),
+        (torch, "compile", lambda function, **options: function),
+    ):  # fmt: skip
+        monkeypatch.setattr(place, name, value)
     yield scripts
     compile_mode.set_compile_mode(None)
 

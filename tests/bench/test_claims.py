@@ -15,33 +15,29 @@ from addnorm.lab.train import Training
 from support.lab_runs import TEXT
 from support.loading import ROOT, load
 
-claims = load("benchmarks/claims.py")
+claims, norms = load("benchmarks/claims.py"), load("benchmarks/bench_norms.py")
+STORED = {
+    name: jsonio.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["results"]
+    for name in ("claims", "norms")
+}
+CLAIMS = [(claim, STORED["claims"]) for claim in claims.CLAIMS] + [(claim, STORED["norms"]) for claim in norms.CLAIMS]
 
 
-@pytest.fixture(scope="module")
-def bench_claims():
-    return load("benchmarks/bench_claims.py")
-
-
-STORED = jsonio.loads((ROOT / "benchmarks/results/claims.json").read_text())["results"]
+def change(part, values, **where):
+    """Return a function that changes values of these rows of a part."""
+    return lambda numbers: [row.update(values) for row in claims.rows_of(numbers[part], **where)]
 
 
 def at_depth(wiring, key, value):
-    def change(numbers):
-        for row in numbers["depth"]:
-            if row["wiring"] == wiring and row["num_layers"] == 64:
-                row[key] = value
-
-    return change
+    return change("depth", {key: value}, wiring=wiring, num_layers=64)
 
 
 def loss(wiring, num_layers, value, warm_up=0):
-    def change(numbers):
-        for row in numbers["training"]:
-            if (row["wiring"], row["num_layers"], row["warm_up"]) == (wiring, num_layers, warm_up):
-                row["loss"] = value
+    return change("training", {"loss": value}, wiring=wiring, num_layers=num_layers, warm_up=warm_up)
 
-    return change
+
+def at_rate(wiring, lr, **values):
+    return change("rows", values, wiring=wiring, num_layers=6, lr=lr)
 
 
 def single(key, value):
@@ -88,27 +84,48 @@ CASES = {
     "Epsilon": (single("numbers not finite with eps", 1), "refuted"),
     "x and Sublayer": (single("wrong shapes refused", 5), "refuted"),
     "Add & Norm adds": (lambda numbers: numbers["cost"][0].update(parameters=0.0), "holds: time; refuted: parameters"),
+    "The distribution": (
+        at_rate("rezero", 3e-3, moved=[0.0, 1.5]),
+        "holds: pre_ln, 6 / post_ln, 6 / no_norm, 6 / rezero, 6 / pre_ln, 12 / post_ln, 12 / no_norm, 12; refuted: rezero, 12",
+    ),
+    "With the norm": (
+        at_rate("pre_ln", 3e-3, resized=[1.0, 2.5]),
+        "holds: post_ln, 6 / not in no_norm, 6 / pre_ln, 12 / post_ln, 12; refuted: pre_ln, 6 / not in rezero, 6 / not in no_norm, 12 "
+        "/ not in rezero, 12",
+    ),
+    "Normalization speeds": (
+        at_rate("pre_ln", 3e-3, losses=[4.0, 2.6]),
+        "holds: pre_ln against no_norm, 6 layers / pre_ln against rezero, 6 layers / pre_ln against no_norm, 12 layers; refuted: "
+        "post_ln against no_norm, 6 layers / post_ln against rezero, 6 layers / post_ln against no_norm, 12 layers / pre_ln against "
+        "rezero, 12 layers / post_ln against rezero, 12 layers",
+    ),
+    "Normalization stabilizes": (
+        at_rate("no_norm", 1e-2, loss=3.2),
+        "holds: pre_ln against no_norm, 6 layers / pre_ln against no_norm, 12 layers; refuted: post_ln against no_norm, 6 layers / "
+        "pre_ln against rezero, 6 layers / post_ln against rezero, 6 layers / post_ln against no_norm, 12 layers / pre_ln against "
+        "rezero, 12 layers / post_ln against rezero, 12 layers",
+    ),
 }  # fmt: skip
 
 
 def test_every_claim_has_a_case():
-    starts = [[start for start in CASES if claim.claim.startswith(start)] for claim in claims.CLAIMS]
-    assert [len(each) for each in starts] == [1] * len(claims.CLAIMS)
-    assert len(CASES) == len(claims.CLAIMS)
+    cases = [[start for start in CASES if claim.claim.startswith(start)] for claim, _ in CLAIMS]
+    assert sorted(cases) == sorted([start] for start in CASES)
 
 
 @pytest.mark.parametrize("start", CASES)
 def test_verdict_follows_from_the_numbers(start):
-    change, changed_verdict = CASES[start]
-    (claim,) = (claim for claim in claims.CLAIMS if claim.claim.startswith(start))
-    numbers = copy.deepcopy(STORED)
-    change(numbers)
-    assert claim.judge(numbers)["verdict"] == changed_verdict != claim.judge(STORED)["verdict"]
+    change_numbers, verdict = CASES[start]
+    ((claim, stored),) = (pair for pair in CLAIMS if pair[0].claim.startswith(start))
+    numbers = copy.deepcopy(stored)
+    change_numbers(numbers)
+    assert claim.judge(numbers)["verdict"] == verdict != claim.judge(stored)["verdict"]
 
 
-def test_every_part_is_measured_and_judged(bench_claims, monkeypatch, threads):
+def test_every_part_is_measured_and_judged(monkeypatch, threads):
     """Run the whole benchmark in small: one training step, one seed, a short text."""
     threads(1)
+    bench_claims = load("benchmarks/bench_claims.py")
     small = {"seeds": 0, "steps": 1, "d_model": 16, "nhead": 2, "tokens": 8, "batch": 4, "every": 1}
     for name, value in {
         "SEEDS": (0,), "DEPTHS": (2, 32, 64), "COST_D": (256,), "COST_TOKENS": 8, "python_docs": lambda: TEXT,
@@ -124,11 +141,11 @@ def test_every_part_is_measured_and_judged(bench_claims, monkeypatch, threads):
     assert [entry["claim"] for entry in document["claims"]] == [claim.claim for claim in claims.CLAIMS]
     for section in bench_claims.BENCHMARK.sections.values():
         assert section(document).startswith("| ")
-    exact = {name for name in STORED["exact"] if not name.startswith("distorted")}  # those depend on no seed
-    decided = [claim for claim in claims.CLAIMS if {*claim.measure(STORED)} <= exact]
+    exact = {name for name in STORED["claims"]["exact"] if not name.startswith("distorted")}  # those depend on no seed
+    decided = [claim for claim in claims.CLAIMS if {*claim.measure(STORED["claims"])} <= exact]
     assert len(decided) == 8
     for claim in decided:
-        assert claim.judge(document["results"])["verdict"] == claim.judge(STORED)["verdict"]
+        assert claim.judge(document["results"])["verdict"] == claim.judge(STORED["claims"])["verdict"]
     (share,) = document["results"]["cost"]
     assert share["parameters"] == pytest.approx(4 * 256 / (4 * 256 + 12 * 256**2 + 9 * 256))
     assert 0 < share["eager"] < 1
@@ -138,59 +155,7 @@ def test_every_part_is_measured_and_judged(bench_claims, monkeypatch, threads):
 # With and without norms.
 
 
-@pytest.fixture(scope="module")
-def norms():
-    return load("benchmarks/bench_norms.py")
-
-
-def row(wiring, num_layers, lr, loss, losses, resized=(1.0, 1.5), moved=(0.0, 0.4)):
-    return {
-        "wiring": wiring, "num_layers": num_layers, "lr": lr, "loss": loss, "losses": losses,
-        "resized": [*resized], "moved": [*moved],
-    }  # fmt: skip
-
-
-def norm_results(norms):
-    """Return numbers with which every part of every claim but the first holds."""
-    rows = []
-    for n in norms.LAYERS:
-        for wiring in norms.NORMED:
-            rows += [row(wiring, n, 1e-3, 2.5, [4.0, 2.6]), row(wiring, n, 1e-2, 2.8, [4.0, 2.8])]
-        for wiring in norms.BARE:
-            rows += [
-                row(wiring, n, 1e-3, 2.6, [4.0, 3.1, 2.7], resized=(1.0, 3.0)),
-                row(wiring, n, 1e-2, 3.2, [4.0, 3.2]),
-            ]
-    return {"unigram": 3.2, "rows": rows}
-
-
-def change_norms(numbers, wiring, lr, **values):
-    for one in numbers["rows"]:
-        if (one["wiring"], one["lr"]) == (wiring, lr):
-            one.update(values)
-
-
-# The beginning of a claim, its verdict, a change of the numbers, and a part of the verdict after the change.
-NORM_CASES = {
-    "The distribution": ("refuted", ("no_norm", 1e-3, {"moved": [0.0, 1.5]}), "holds: no_norm, 6 / no_norm, 12;"),
-    "With the norm": ("holds", ("pre_ln", 1e-3, {"resized": [1.0, 2.5]}), "refuted: pre_ln, 6 / pre_ln, 12"),
-    "Normalization speeds": ("holds", ("post_ln", 1e-3, {"losses": [4.0, 3.0, 3.0, 2.5]}),
-                             "refuted: post_ln against no_norm, 6 layers / post_ln against rezero, 6 layers /"),
-    "Normalization stabilizes": ("holds", ("rezero", 1e-2, {"loss": 2.7}), "refuted: pre_ln against rezero, 6 layers /"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("start", NORM_CASES)
-def test_norm_verdict_follows_from_the_numbers(norms, start):
-    verdict, (wiring, lr, values), part = NORM_CASES[start]
-    (claim,) = (one for one in norms.CLAIMS if one.claim.startswith(start))
-    numbers = norm_results(norms)
-    assert claim.judge(numbers)["verdict"] == verdict
-    change_norms(numbers, wiring, lr, **values)
-    assert part in claim.judge(numbers)["verdict"]
-
-
-def test_training_measures_losses_and_reads_at_every_step_of_the_protocol(norms, threads, monkeypatch):
+def test_training_measures_losses_and_reads_at_every_step_of_the_protocol(threads, monkeypatch):
     threads(1)
     monkeypatch.setattr(norms, "EVERY", 2)
     run, reads = Run("no_norm", 1, 16, 2, 8, 4, 5, 1e-2, 0, 0, every=0), []
@@ -211,7 +176,7 @@ def test_training_measures_losses_and_reads_at_every_step_of_the_protocol(norms,
     assert len(measured["losses"]) == 3
 
 
-def test_norms_run_measures_every_rate(norms, monkeypatch, threads):
+def test_norms_run_measures_every_rate(monkeypatch, threads):
     threads(1)
     small = {"LAYERS": (1,), "SEEDS": (0,), "STEPS": 2, "EVERY": 1, "D": 16, "text_of_the_lab": lambda: TEXT}
     for name, value in small.items():

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -92,37 +92,35 @@ def bytes_saved(norm: Norm, dtype: str, job: str) -> dict[str, int]:
     return _both(case, lambda call: saved_bytes(lambda: call(*tensors.args), parameters))
 
 
+def _fact(name: str, compare: str, bound: float, norm: Norm, both: Mapping[str, float]) -> Row:
+    """Return the row of a fact: addnorm's number beside its bound, and eager PyTorch's."""
+    return Target(name, compare, bound).row(both["addnorm"], norm=norm, torch=both["eager"])
+
+
 def facts(norms: Sequence[Norm], dtypes: Sequence[str]) -> Iterable[Row]:
     """Yield a result row for each fact. `torch` is PyTorch's number, or for a model's formula that of another rounding order."""
-    ones = bias_gradient_of_ones()
-    yield Target(f"dbias of {ONES[0]} bfloat16 rows of ones", "==", ONES[0]).row(
-        ones["addnorm"], norm="layer", torch=ones["eager"]
-    )
+    yield _fact(f"dbias of {ONES[0]} bfloat16 rows of ones", "==", ONES[0], "layer", bias_gradient_of_ones())
     for norm, dtype in itertools.product(norms, dtypes):
         for case_dtype in PARAMETERS[dtype]:
             by_variant, parameters = errors(norm, case_dtype), str(DTYPES[case_dtype].parameters).removeprefix("torch.")
             for field in ("dweight", "dbias")[: 2 if norm == "layer" else 1]:
-                target = Target(f"{field} {parameters}, z {dtype}: relative error", *LIMITS[parameters])
-                yield target.row(by_variant["addnorm"][field], norm=norm, torch=by_variant["eager"][field])
+                relative = {name: one[field] for name, one in by_variant.items()}
+                yield _fact(f"{field} {parameters}, z {dtype}: relative error", *LIMITS[parameters], norm, relative)
     if "rms" in norms and "bfloat16" in dtypes:
         for model in MODELS:
-            right, other = unlike(model)
-            name = f"share of elements unlike {model}'s formula, bfloat16"
-            yield Target(name, "<", 1e-4).row(right, norm="rms", torch=other)
+            yield _fact(f"share of elements unlike {model}'s formula, bfloat16", "<", 1e-4, "rms", unlike(model))
     rows, d = SAVED
     for norm, dtype, (job, (options, tensors, more)) in itertools.product(norms, dtypes, KEPT.items()):
-        saved = bytes_saved(norm, dtype, job)
         name = f"saved bytes, {rows} x {d} {dtype}{options}"
         expected = tensors * rows * d * DTYPES[dtype].branch.itemsize + 8 * rows + more
-        yield Target(name, "==", expected).row(saved["addnorm"], norm=norm, torch=saved["eager"])
+        yield _fact(name, "==", expected, norm, bytes_saved(norm, dtype, job))
 
 
 def largest_error(norm: Norm, dtype: str, by_variant: dict[str, dict[str, float]]) -> Row:
     """Return the fact about the largest error with all options, over outputs and gradients, in roundings of the dtype."""
     rounding = torch.finfo(DTYPES[dtype].stream).eps / 2
     worst = {name: max(relative.values()) / rounding for name, relative in by_variant.items()}
-    target = Target(f"all options, {dtype}: error in roundings", "<=", ROUNDINGS[dtype])
-    return target.row(worst["addnorm"], norm=norm, torch=worst["eager"])
+    return _fact(f"all options, {dtype}: error in roundings", "<=", ROUNDINGS[dtype], norm, worst)
 
 
 def import_ms() -> float:
@@ -156,10 +154,10 @@ MODELS = {
 }
 
 
-def unlike(name: str) -> tuple[float, float]:
+def unlike(name: str) -> dict[str, float]:
     """Return the shares of elements that differ between `add_rms_norm` and model `name`.
 
-    One with the model's `casting`, one with another.
+    "addnorm" is with the model's `casting`, "eager" with another.
     """
     formula, casting, offset = MODELS[name]
     generator = torch.Generator().manual_seed(0)
@@ -171,4 +169,4 @@ def unlike(name: str) -> tuple[float, float]:
         y = add_rms_norm(x, branch, weight, eps=MODEL_EPS, casting=option, weight_offset=offset)
         return float((y != want).double().mean())
 
-    return share(casting), share("llama" if casting == "float32" else "float32")
+    return {"addnorm": share(casting), "eager": share("llama" if casting == "float32" else "float32")}
