@@ -1,11 +1,10 @@
-"""Tests of README and docs: Python examples run, links resolve, and public names are documented."""
+"""Tests of README and docs: Python examples run, and links resolve."""
 
 import json
 import re
 
 import pytest
 
-import addnorm
 from addnorm.fusion import benchmark
 from support.commands import run
 from support.loading import ROOT
@@ -36,12 +35,6 @@ def test_examples_of_a_page_run(path, monkeypatch, threads):
         exec(compile(block, str(path), "exec"), namespace)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=IDS)
-def test_examples_train_on_a_loss_that_learns(path):
-    """The mean square of a norm's output is constant: below that norm its gradient is round-off."""
-    assert "(x).square().mean()" not in path.read_text()
-
-
 def test_every_benchmark_is_in_the_list_of_benchmarks():
     text = (ROOT / "benchmarks/README.md").read_text()
     assert [path.name for path in ROOT.glob("benchmarks/bench_*.py") if f"| `{path.name}`" not in text] == []
@@ -53,10 +46,22 @@ def test_every_page_is_in_the_list_of_pages():
         assert path.name == "README.md" or f"]({path.name})" in text, path.name
 
 
+def list_anchors(path):
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("path", PAGES, ids=IDS)
-def test_links_of_a_page_lead_to_files(path):
-    for target in re.findall(r"(?:\]\(|src=\"|srcset=\")(?!https?:)([^)#\"]+)", path.read_text()):
-        assert (path.parent / target).exists(), f"{path.name} links to {target}, which is not there"
+def test_links_of_a_page_lead_to_files_and_headings(path):
+    for target, anchor in re.findall(r"(?:\]\(|src=\"|srcset=\")(?!https?:)([^)#\"]*)#?([\w-]*)", path.read_text()):
+        place = path.parent / target if target else path
+        assert place.exists(), f"{path.name} links to {target}, which is not there"
+        assert not anchor or anchor in list_anchors(place), (
+            f"{path.name} links to {target}#{anchor}, which is not there"
+        )
+    assert all(len(words) > 60 for words in re.findall(r"!\[([^\]]*)\]\(figures", path.read_text())), (
+        "for those who do not see it"
+    )
     assert re.findall(r"\[([\w/]+\.md)\]\(", path.read_text()) == [], "a link's text is the title of its page"
 
 
@@ -69,13 +74,6 @@ def test_paths_of_the_architecture_page_exist():
         path = "/".join([*folders[:depth], name.rstrip("/")])
         assert (ROOT / path).exists(), f"docs/architecture.md names {path}, which is not there"
         folders = [*folders[:depth], name.rstrip("/")]
-
-
-def test_public_names_have_docstrings_and_changelog_entries():
-    text = (ROOT / "CHANGELOG.md").read_text() + (ROOT / "README.md").read_text()
-    for name in addnorm.__all__:
-        assert getattr(addnorm, name).__doc__, name
-        assert name in text or name == "Backend", name
 
 
 COMMANDS = re.findall(r"^addnorm (.+)$", (ROOT / "SKILL.md").read_text(), re.MULTILINE)

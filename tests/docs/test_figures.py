@@ -2,7 +2,6 @@
 
 import re
 import statistics
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -16,11 +15,7 @@ from support.loading import ROOT, load
 
 PAGE = ROOT / "docs/add_norm.md"
 STREAMS = ROOT / "docs/several_streams.md"
-FIGURES = (
-    "signal-and-scale", "add-then-norm", "workflow", "encoder-layer", "comparison", "norms", "several-streams", "placements",
-    "decoder-layer", "norm-axes",
-)  # fmt: skip
-PAGES = {"comparison": ROOT / "docs/comparing.md", "several-streams": STREAMS}  # the others are in add_norm.md
+FIGURES = [path.stem for path in (ROOT / "docs/figures").glob("*.svg")]
 
 
 @pytest.fixture(scope="module")
@@ -205,16 +200,3 @@ def test_figures_are_reproducible_and_written_together(figures, tmp_path, monkey
     with pytest.raises(ZeroDivisionError):
         figures.main([str(tmp_path)])
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_page_shows_the_figure_with_a_description(name):
-    path = ROOT / "docs/figures" / f"{name}.svg"
-    assert path.stat().st_size < 80_000
-    root = ElementTree.parse(path).getroot()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert "<text" in path.read_text()
-    page = PAGES.get(name, PAGE)
-    words = re.search(rf"!\[([^\]]+)\]\(figures/{name}\.svg\)", page.read_text())
-    assert words, f"{page.name} does not show {name}.svg"
-    assert len(words[1]) > 60, "words for those who do not see it"

@@ -9,7 +9,6 @@ import pytest
 
 from addnorm import lab
 from addnorm.lab.data import python_docs
-from addnorm.wirings.catalog import CONSTRUCTORS
 from support.loading import ROOT, load
 
 RESULTS = ROOT / "benchmarks/results"
@@ -69,11 +68,6 @@ def test_section_without_its_comments_is_refused(script, page, text):
 
 
 # Single pages.
-
-
-def test_wirings_page_has_every_wiring():
-    text = (ROOT / "docs/wirings.md").read_text()
-    assert re.findall(r"^### (\w+)$", text, re.M) == re.findall(r"^\| \[(\w+)\]\(#\1\)", text, re.M) == [*CONSTRUCTORS]
 
 
 @pytest.mark.parametrize("name", ["add_norm", "wirings"])
