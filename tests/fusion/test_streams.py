@@ -11,7 +11,7 @@ from addnorm.fusion.streams import DEPENDS, READ_ELSEWHERE
 from support.fused_model import QUIET
 from support.graph_capture import capture_graphs, relative_difference
 from support.several_streams import make_mhc
-from support.stream_boundary import Boundary, D, N, X, assert_as_exact, broadcast_sums, deepseek
+from support.stream_boundary import Boundary, D, N, X, assert_as_exact, assert_close, broadcast_sums, deepseek
 
 pytestmark = QUIET
 
@@ -113,8 +113,7 @@ def test_coefficients_of_the_new_streams_make_two_calls():
 
     model = Boundary(dependent)
     capture = capture_graphs(model)
-    after, before = capture.compiled(X), model(X)
-    assert all(relative_difference(*pair) < 1e-5 for pair in zip(before, after, strict=True))
+    assert_close(capture.compiled, model, X)
     assert [(one.kind, one.reason, one.remark) for one in capture.boundaries] == [
         ("none", None, DEPENDS), ("layer", None, DEPENDS),
     ]  # fmt: skip
@@ -136,8 +135,7 @@ def test_hook_that_changes_the_read_is_not_fused():
     model = Boundary(deepseek)
     model.norm.register_forward_pre_hook(lambda module, args: (args[0].tanh(),))
     capture = capture_graphs(model)
-    after, before = capture.compiled(X), model(X)
-    assert all(relative_difference(*pair) < 1e-5 for pair in zip(before, after, strict=True))
+    assert_close(capture.compiled, model, X)
     assert [one.kind for one in capture.boundaries] == ["none"]
 
 
@@ -148,11 +146,10 @@ def test_streams_written_in_place_are_not_fused():
         x.mul_(2.0)
         return new, m.norm((c.unsqueeze(-1) * new).sum(-2)), x
 
-    capture = capture_graphs(Boundary(in_place))
+    model = Boundary(in_place)
+    capture = capture_graphs(model)
     with torch.no_grad():
-        after = capture.compiled(X)
-        before = capture.compiled._orig_mod(X)
-    assert all(relative_difference(*pair) < 1e-5 for pair in zip(before, after, strict=True))
+        assert_close(capture.compiled, model, X)
     assert all(one.reason is not None or one.kind != "none" for one in capture.boundaries)
 
 

@@ -16,7 +16,7 @@ from support.graph_capture import capture_graphs, relative_difference
 from support.random_programs import D as WIDTH
 from support.random_programs import random_program
 from support.several_streams import make_mhc
-from support.stream_boundary import Boundary, D, N, X, assert_as_exact, broadcast_sums, deepseek, train
+from support.stream_boundary import Boundary, D, N, X, assert_as_exact, assert_close, broadcast_sums, deepseek, train
 
 pytestmark = QUIET
 LIMIT = 1e-5  # relative, of float32
@@ -35,12 +35,6 @@ class Layers(nn.Module):
             x, y = self.run(layer, x)
             total = total + y
         return x, total
-
-
-def assert_close(model, plain, *inputs):
-    for x in inputs:
-        pairs = zip(plain(x), model(x), strict=True)
-        assert all(relative_difference(*pair) < LIMIT for pair in pairs)
 
 
 def test_inductor_compiles_the_fused_graph():

@@ -45,13 +45,28 @@ def test_default_mode_depends_on_device_size_and_options():
     assert [compile_mode.form(x[:1].expand(n, 2**10), True) for n in (1023, 1024)] == ["formula", "op"]
 
 
-def test_default_is_the_operator_with_options_or_dtypes():
-    x, branch = torch.randn(3, 8), torch.randn(3, 8)
-    assert operators(addnorm.add_layer_norm, x, branch) == ["addnorm.add_norm.formula1"]
-    assert operators(lambda x, b: addnorm.add_layer_norm(x, b, layer_scale=0.5), x, branch) == [
-        "addnorm.add_norm_forward.kernel"
-    ]
-    assert operators(addnorm.add_layer_norm, x, branch.bfloat16()) == ["addnorm.add_norm.kernel"]
+def scaled(x, branch):
+    return addnorm.add_layer_norm(x, branch, layer_scale=0.5)
+
+
+# The operator in a graph, by mode, function, and whether a gradient is needed. By default calls with options or other dtypes keep it.
+NODES = [
+    (None, addnorm.add_layer_norm, False, "add_norm.formula1"),
+    (None, scaled, False, "add_norm_forward.kernel"),
+    (None, lambda x, b: addnorm.add_layer_norm(x, b.bfloat16()), False, "add_norm.kernel"),
+    ("op", addnorm.add_layer_norm, False, "add_norm.kernel"),
+    ("op", scaled, True, "add_norm_forward.default"),
+    ("formula", addnorm.add_layer_norm, False, "add_norm.formula1"),
+    ("formula", scaled, True, "add_norm_forward.formula1"),
+    ("formula", addnorm.add_layer_norm_, False, "add_norm_out.default"),
+    ("formula", lambda x, b: addnorm.add_rms_norm(x, b, out=torch.empty_like(x)), False, "add_norm_out.default"),
+]
+
+
+@pytest.mark.parametrize(("mode", "function", "grad", "operator"), NODES)
+def test_mode_selects_the_operator(mode, function, grad, operator):
+    addnorm.set_compile_mode(mode)
+    assert operators(function, torch.randn(3, 8, requires_grad=grad), torch.randn(3, 8)) == [f"addnorm.{operator}"]
 
 
 @pytest.mark.parametrize("mode", [None, "formula"])
@@ -94,28 +109,6 @@ def test_unknown_compile_mode_raises():
     ):
         addnorm.set_compile_mode("kernel")
     assert compile_mode._mode is None
-
-
-@pytest.mark.parametrize(("grad", "options"), [(False, {}), (True, {"layer_scale": 0.5})], ids=["lean", "with options"])
-def test_compile_mode_selects_the_node(grad, options):
-    x, branch = torch.randn(3, 8, requires_grad=grad), torch.randn(3, 8)
-
-    def function(x, branch):
-        return addnorm.add_layer_norm(x, branch, **options)
-
-    addnorm.set_compile_mode("op")
-    assert operators(function, x, branch) == ["addnorm.add_norm_forward.default" if grad else "addnorm.add_norm.kernel"]
-    addnorm.set_compile_mode("formula")
-    assert all(name.endswith(".formula1") for name in operators(function, x, branch))
-
-
-def test_out_and_in_place_are_operators_in_both_modes():
-    x, branch = torch.randn(3, 8), torch.randn(3, 8)
-    addnorm.set_compile_mode("formula")
-    assert operators(addnorm.add_layer_norm_, x, branch) == ["addnorm.add_norm_out.default"]
-    assert operators(lambda x, b: addnorm.add_rms_norm(x, b, out=torch.empty_like(x)), x, branch) == [
-        "addnorm.add_norm_out.default"
-    ]
 
 
 def test_changing_the_compile_mode_back_reuses_the_graph():

@@ -3,12 +3,18 @@
 import pytest
 
 
+def assert_raises(sentence, call):
+    """Check that a call raises an error whose class and text have a part, "ValueError: d_model is 0, expected"; return both."""
+    with pytest.raises((TypeError, ValueError)) as raised:
+        call()
+    text = f"{type(raised.value).__name__}: {raised.value}"
+    assert sentence in text, text
+    return text
+
+
 def assert_refused(sentence, call):
     """Check that a call is refused: `sentence` is a part of "ValueError: d_model is 0, expected a whole number from 1."."""
-    with pytest.raises((TypeError, ValueError)) as refusal:
-        call()
-    text = f"{type(refusal.value).__name__}: {refusal.value}"
-    assert sentence in text
+    text = assert_raises(sentence, call)
     assert text.endswith(".")
     assert "\n" not in text
     assert ". " not in text

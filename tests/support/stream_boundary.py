@@ -5,6 +5,8 @@ import copy
 import torch
 from torch import nn
 
+from support.graph_capture import relative_difference
+
 N, D = 4, 16
 X = torch.randn(2, 3, N, D, generator=torch.Generator().manual_seed(0))
 
@@ -42,6 +44,13 @@ def train(model, call, x):
     signs = [torch.randn(out.shape, generator=generator, dtype=torch.float64) for out in outputs]
     sum((out * sign.to(out.dtype)).sum() for out, sign in zip(outputs, signs, strict=True)).backward()
     return [*(out.detach() for out in outputs), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def assert_close(model, plain, *inputs):
+    """Check that two models have the same outputs but for the round-off of float32."""
+    for x in inputs:
+        pairs = zip(plain(x), model(x), strict=True)
+        assert all(relative_difference(*pair) < 1e-5 for pair in pairs)
 
 
 def errors(results, exact):

@@ -40,10 +40,14 @@ def no_reference(monkeypatch):
 @pytest.mark.parametrize(("variant", "dtypes", "shape"), TABLE, ids=str)
 def test_outputs_and_gradients_are_as_accurate_as_torch(variant, dtypes, shape):
     here = make(variant, dtypes, shape)
+    assert_accurate(here, *run_on_device(here))  # relative to PyTorch's errors on the CPU, as in the CPU tests
+
+
+def run_on_device(here):
+    """Return the results and gradients of a call on the GPU, and its output gradients, all on the CPU."""
     call, grad_outputs = moved(here), cotangents(here())
     on_device = {name: t.to(CUDA) for name, t in grad_outputs.items()}
-    ours = {name: t.cpu() for name, t in forward_and_backward(call, call, on_device).items()}
-    assert_accurate(here, ours, grad_outputs)  # relative to PyTorch's errors on the CPU, as in the CPU tests
+    return {name: t.cpu() for name, t in forward_and_backward(call, call, on_device).items()}, grad_outputs
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)
@@ -84,9 +88,7 @@ def test_row_has_the_same_bits_in_any_batch_and_run(variant, d):
 @pytest.mark.parametrize("rows", [1, 1000, 40_000])
 def test_sums_over_many_rows_are_as_exact_as_over_few(rows):
     here = make("LayerNorm", "bfloat16 with float32 parameters", (rows, 96))
-    call, grad_outputs = moved(here), cotangents(here())
-    on_device = {name: t.to(CUDA) for name, t in grad_outputs.items()}
-    ours = {name: t.cpu() for name, t in forward_and_backward(call, call, on_device).items()}
+    ours, grad_outputs = run_on_device(here)
     expected = truth(here, ours["z"], grad_outputs)
     for name in ("weight", "bias"):
         assert relative(ours[name], expected[name]) < 4e-6, name
