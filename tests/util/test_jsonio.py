@@ -24,8 +24,8 @@ Pair = namedtuple("Pair", "a b")
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity"), (-0.0, -0.0), (True, True), (None, None), (2**70, 2**70),
-        ((1, [2.5]), [1, [2.5]]), ({1: {"a": math.nan}}, {"1": {"a": "NaN"}}), (torch.float16, "torch.float16"),
+        (math.nan, "NaN"), (-math.inf, "-Infinity"), (-0.0, -0.0), (True, True), (None, None), (2**70, 2**70),
+        ((1, [2.5]), [1, [2.5]]), ({1: {"a": math.nan}}, {"1": {"a": "NaN"}}),
         (Pair(1, math.inf), [1, "Infinity"]), (Site("a", math.nan), {"id": "a", "rms": "NaN"}), ([Site("a", 1.0)], [{"id": "a", "rms": 1.0}]),
         (np.float64(1.5), 1.5), (np.float64("inf"), "Infinity"), (Site, str(Site)), (torch.Size([2, 3]), [2, 3]), ({1}, "{1}"),
     ],
