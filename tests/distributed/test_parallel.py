@@ -69,7 +69,6 @@ def all_encoders_equal_one_process():
 @case(2, 4)
 def decoders_equal_one_process():
     """With and without memory and masks."""
-    torch.manual_seed(0)
     compare(randomize(addnorm.nn.Decoder(2, **SIZES, cross_attention=False)), *inputs((2, 6, 16)))
     model = randomize(addnorm.nn.Decoder(2, **SIZES))
     for masks in ({}, {"mask": torch.rand(2, 4, 6, 6) > 0.3, "memory_key_mask": torch.rand(2, 5) > 0.3}):
@@ -78,7 +77,6 @@ def decoders_equal_one_process():
 
 @case(2)
 def stream_dropout_equals_one_process():
-    torch.manual_seed(0)
     for wiring in ("pre_ln", "post_ln"):
         model = randomize(addnorm.nn.Encoder(2, **SIZES, wiring=wiring, stochastic_depth=0.3))
         for module in model.modules():
@@ -89,7 +87,6 @@ def stream_dropout_equals_one_process():
 
 @case(2)
 def admin_and_masks_of_heads_equal_one_process():
-    torch.manual_seed(0)
     mask = torch.randn(2, 4, 6, 6, dtype=torch.float64)
     compare(randomize(addnorm.nn.Encoder(1, **SIZES)), *inputs((2, 6, 16)), mask=mask)
     stack = addnorm.ResidualStack(
@@ -100,7 +97,6 @@ def admin_and_masks_of_heads_equal_one_process():
 
 @case(2)
 def transformers_equal_one_process():
-    torch.manual_seed(0)
     compare(randomize(addnorm.nn.Transformer(1, 1, **SIZES)), *inputs((2, 6, 16), (2, 5, 16)))
 
 
@@ -125,7 +121,6 @@ def plans_communicate_once_a_sublayer():
 
 @case(2)
 def incremental_decoding_equals_one_process():
-    torch.manual_seed(0)
     model = randomize(addnorm.nn.Decoder(2, **SIZES)).eval()
     x, memory = inputs((2, 5, 16), (2, 4, 16))
     for sequence_parallel in (False, True):
@@ -138,7 +133,6 @@ def incremental_decoding_equals_one_process():
 
 @case(2)
 def states_load_into_sharded_models_and_back():
-    torch.manual_seed(0)
     model, other, filled, back = (randomize(addnorm.nn.Decoder(1, **SIZES)) for _ in range(4))
     x, memory = inputs((2, 5, 16), (2, 4, 16))
     ours = parallelize(other, mesh_of())
@@ -160,7 +154,6 @@ def states_load_into_sharded_models_and_back():
 
 @case(2)
 def optimizers_step_as_one_process():
-    torch.manual_seed(0)
     own = [nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).double() for _ in range(2)]
     stack = addnorm.ResidualStack(own, 16, "post_ln", dtype=torch.float64)
     (x,) = inputs((2, 6, 16))
@@ -200,7 +193,6 @@ class Block(nn.Module):
 
 @case(2)
 def sequence_parallel_norms_equal_one_process():
-    torch.manual_seed(0)
     model, mesh = randomize(Block()), mesh_of()
     (x,) = inputs((2, 6, 16))
     for output, local in ((Shard(1), False), (Replicate(), False), (Partial(), False), (Shard(1), True)):
@@ -225,7 +217,6 @@ def sequence_parallel_norms_equal_one_process():
 
 @case(2)
 def meta_models_are_parallelized_before_they_have_values():
-    torch.manual_seed(0)
     model = randomize(addnorm.nn.Encoder(1, **SIZES))
     with torch.device("meta"):
         ours = parallelize(addnorm.nn.Encoder(1, **SIZES), mesh_of())
@@ -246,7 +237,6 @@ def fsdp_and_tensor_parallel_equal_one_process():
 
 @case(2, slow=True)
 def compiled_models_equal_one_process():
-    torch.manual_seed(0)
     model = randomize(addnorm.nn.Encoder(1, **SIZES))
     compare(model, *inputs((2, 6, 16)), prepare=lambda ours: ours.compile(backend="aot_eager"))
 
@@ -272,14 +262,7 @@ def test_projections_of_other_sublayers_are_not_split():
     ]  # fmt: skip
 
 
-def test_plan_names_the_styles():
-    plan = tensor_parallel_plan(nn.ModuleDict({"model": addnorm.nn.Decoder(1, 16, 2), "head": nn.Linear(16, 4)}))
-    assert [type(style).__name__ for style in plan.values()] == [
-        "StackParallel",
-        *["AttentionParallel"] * 2,
-        "FeedForwardParallel",
-    ]
-    assert next(iter(plan)) == "model.stack"
+def test_plan_leaves_functions_out():
     stack = addnorm.ResidualStack([nn.Linear(4, 4), torch.relu], 4)
     assert [type(style).__name__ for style in tensor_parallel_plan(stack).values()] == [
         "StackParallel",

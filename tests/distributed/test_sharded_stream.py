@@ -14,6 +14,7 @@ import addnorm
 from addnorm.stream.dataflow import wrappers
 from support.distributed import case, make_test
 from support.parallel_models import whole
+from support.refusals import assert_raises
 from support.sharded_models import (
     LAYERS,
     WIDTH,
@@ -25,6 +26,7 @@ from support.sharded_models import (
     tensor_parallel,
     tokens,
 )
+from support.stacks import torch_encoder
 
 ROUND_OFF = 2e-5
 
@@ -80,9 +82,7 @@ def assert_same_gradients(model, expected, rtol=1e-6):
 
 
 def build_encoder():
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True, norm_first=True)
-    return nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False).eval()
+    return torch_encoder(True, LAYERS, nn.LayerNorm(WIDTH))
 
 
 def check_model(make, build=build, inputs=tokens):
@@ -125,28 +125,16 @@ def fsdp2_layers():
 
 
 @case(2, slow=True)
-def fsdp2_layers_post_ln():
+def fsdp2_in_other_ways():
     check_model(shard, partial(build, post=True))
-
-
-@case(2, slow=True)
-def fsdp2_root():
     check_model(lambda model: fully_shard(model, mesh=mesh()))
-
-
-@case(2, slow=True)
-def fsdp2_without_reshard():
     check_model(lambda model: shard(model, reshard_after_forward=False))
 
 
 @case(1, slow=True)
-def fsdp2_root_with_reshard():
-    check_model(lambda model: shard(model, reshard_after_forward=True))
-
-
-@case(1, slow=True)
-def fsdp2_cpu_offload():
-    check_model(lambda model: shard(model, offload_policy=CPUOffloadPolicy(pin_memory=False)))
+def fsdp2_in_one_process():
+    for options in ({"reshard_after_forward": True}, {"offload_policy": CPUOffloadPolicy(pin_memory=False)}):
+        check_model(lambda model, options=options: shard(model, **options))
 
 
 @case(1, slow=True)
@@ -356,24 +344,25 @@ def ddp_with_zero_optimizer():
 @case(1)
 def sharded_models_are_refused():
     ids = tokens()
-    with pytest.raises(ValueError, match="DTensor, expected plain tensors: fuse the model first, and shard it then"):
-        addnorm.fuse(shard(build()), ids)
-    with pytest.raises(ValueError, match="DTensor, expected plain tensors: fuse the model first, and shard it then"):
-        addnorm.fuse(tensor_parallel(build()), ids)
+    for make in (shard, tensor_parallel):
+        refused = partial(addnorm.fuse, make(build()), ids)
+        assert_raises("DTensor, expected plain tensors: fuse the model first, and shard it then", refused)
     wrapped = nn.parallel.DistributedDataParallel(build())
-    with pytest.raises(ValueError, match=r"DistributedDataParallel, expected .* addnorm.fuse\(model.module"):
-        addnorm.fuse(wrapped, ids)
+    assert "addnorm.fuse(model.module" in assert_raises(
+        "DistributedDataParallel, expected ", lambda: addnorm.fuse(wrapped, ids)
+    )
     assert addnorm.fuse(wrapped.module, ids).fused
     torch.testing.assert_close(wrapped(ids), build()(ids))
-    with pytest.raises(TypeError, match="sharded by FSDP and cannot be copied, which float64=True needs"):
-        addnorm.inspect(shard(build()), ids, float64=True)
+    copied = "sharded by FSDP and cannot be copied, which float64=True needs"
+    assert_raises(copied, lambda: addnorm.inspect(shard(build()), ids, float64=True))
     with torch.device("meta"):
         meta = Model()
     for make in (lambda model: model, shard):
         model = make(meta)
         for function in (addnorm.inspect, addnorm.decompose, addnorm.fuse):
-            with pytest.raises(ValueError, match="on the meta device, which has no values: load the weights first"):
-                function(model, ids)
+            assert_raises(
+                "on the meta device, which has no values: load the weights first", partial(function, model, ids)
+            )
         with pytest.raises(ValueError, match="on the meta device"), addnorm.record(model):
             model(ids)
 
