@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import dataclass
+from functools import partial
 
 from addnorm import Learned, Row
 from support.answers import ANY, CONFORMER_ROWS, HALF, IN, Answer, stream
@@ -15,12 +16,14 @@ __all__ = [
     "IN",
     "NUMBER",
     "VECTOR",
-    "Model",
     "Package",
+    "Row",
+    "create",
+    "group",
+    "ids",
     "image",
-    "make",
     "model",
-    "refuse",
+    "noise",
     "stream",
     "tokens",
     "vectors",
@@ -36,38 +39,57 @@ class Package:
     """A package in its pinned version, with its models.
 
     Args:
-        name: name in the package index.
-        requirements: everything that is installed for it beside torch and numpy, pinned; installed without dependencies.
+        requirements: everything that is installed for it beside torch and numpy, pinned, itself first; installed without dependencies.
         models: the models, by what `inspect` must say of them.
         remove: paths in its environment that are deleted: libraries that need CUDA, which the models do not.
         stubs: modules that it imports and the models do not use; empty modules take their place.
         installed: the project's own environment has it.
     """
 
-    name: str
     requirements: tuple[str, ...]
     models: tuple[Model, ...]
     remove: tuple[str, ...] = ()
     stubs: tuple[str, ...] = ()
     installed: bool = False
-    remark: str = ""
+
+    @property
+    def name(self):
+        """The name in the package index."""
+        return self.requirements[0].partition("==")[0]
 
 
-def refuse(name, make, inputs, why, code):
-    """Return a model that no rows describe."""
-    return Model(name, make, inputs, Answer((), why, has_adds=False), code)
+def model(name, make, inputs, *answer, also=(), why="", args=(), **options):
+    """Return a model with its answer.
+
+    Args:
+        name: name of the model in its package.
+        make: function that makes it, or the path of its class: "timm.models.cait:Cait".
+        inputs: see `Model`.
+        answer: its streams, and the code in which they were read.
+        also: other streams that the code admits as well.
+        why: why no rows describe the model, if none do.
+        args, options: arguments of `make`.
+    """
+    *streams, code = answer
+    make = partial(create, make) if isinstance(make, str) else make
+    return Model(
+        name, partial(make, *args, **options), inputs, Answer(tuple(streams), why, also=also, has_adds=not why), code
+    )
 
 
-def model(
-    name,
-    make,
-    inputs,
-    *streams,
-    code,
-    also=(),
-):
-    """Return a model with these streams, or with other ones that the code admits as well."""
-    return Model(name, make, inputs, Answer(streams, also=also), code)
+def group(make, inputs, **sizes):
+    """Return a function like `model` for models that share these arguments; `of` ends the path of a class."""
+
+    def one_of(name, *answer, of="", inputs=inputs, **options):
+        return model(name, make + of if of else make, inputs, *answer, **sizes | options)
+
+    return one_of
+
+
+def create(path, *args, **options):
+    """Return an object of the class with that path."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)(*args, **options)
 
 
 def tokens():
@@ -78,9 +100,3 @@ def tokens():
 def image(size=16):
     """Return two square images."""
     return (noise(2, 3, size, size),)
-
-
-def make(path, *args, **options):
-    """Return a function that imports a class and makes an object of it: `make("timm.models.cait:Cait", depth=2)`."""
-    module, _, name = path.partition(":")
-    return lambda: getattr(importlib.import_module(module), name)(*args, **options)

@@ -1,12 +1,10 @@
 """Protein language models of fair-esm; they work on (time, batch, d) or (rows, columns, batch, d)."""
 
 from argparse import Namespace
-from functools import partial
 
 import torch
 
-from support.families import ids
-from zoo.answer import Package, make, model, stream
+from zoo.answer import Package, ids, model, stream
 
 ARGS = {
     "layers": 2,
@@ -53,15 +51,44 @@ LAYER = (
 )
 
 MODELS = (
-    model("esm 2", make("esm.model.esm2:ESM2", num_layers=2, embed_dim=32, attention_heads=4), tokens, stream("pre_ln"), code=LAYER + " esm2.py: x = x.transpose(0, 1); x = self.emb_layer_norm_after(x)"),
-    model("esm 1", partial(esm1, "protein_bert_base"), tokens, stream("pre_ln", final_norm=False),
-          code=LAYER + " ESM1LayerNorm is written out with eps inside the root; esm1.py: x = F.linear(x, self.embed_out): no norm at the end"),
-    model("esm 1b", partial(esm1, "roberta_large", emb_layer_norm_before=True), tokens, stream("pre_ln", embedding_norm=True),
-          code=LAYER + " esm1.py: x = self.emb_layer_norm_before(x); x = x * (1 - padding_mask); at the end x = self.emb_layer_norm_after(x)"),
-    model("msa transformer", msa, alignments, stream("pre_ln", "aaf" * 2, embedding_norm=True),
-          code="modules.py, NormalizedResidualBlock: residual = x; x = self.layer_norm(x); outputs = self.layer(x); x = residual + x, around"
-               " row_self_attention, column_self_attention and feed_forward_layer. msa_transformer.py: x = self.emb_layer_norm_before(x); x ="
-               " x.permute(1, 2, 0, 3); x = self.emb_layer_norm_after(x)"),
-)  # fmt: skip
+    model(
+        "esm 2",
+        "esm.model.esm2:ESM2",
+        tokens,
+        stream("pre_ln"),
+        LAYER + " esm2.py: x = x.transpose(0, 1); x = self.emb_layer_norm_after(x)",
+        num_layers=2,
+        embed_dim=32,
+        attention_heads=4,
+    ),
+    model(
+        "esm 1",
+        esm1,
+        tokens,
+        stream("pre_ln", final_norm=False),
+        LAYER
+        + " ESM1LayerNorm is written out with eps inside the root; esm1.py: x = F.linear(x, self.embed_out): no norm at the end",
+        arch="protein_bert_base",
+    ),
+    model(
+        "esm 1b",
+        esm1,
+        tokens,
+        stream("pre_ln", embedding_norm=True),
+        LAYER
+        + " esm1.py: x = self.emb_layer_norm_before(x); x = x * (1 - padding_mask); at the end x = self.emb_layer_norm_after(x)",
+        arch="roberta_large",
+        emb_layer_norm_before=True,
+    ),
+    model(
+        "msa transformer",
+        msa,
+        alignments,
+        stream("pre_ln", "aaf" * 2, embedding_norm=True),
+        "modules.py, NormalizedResidualBlock: residual = x; x = self.layer_norm(x); outputs = self.layer(x); x = residual + x, around"
+        " row_self_attention, column_self_attention and feed_forward_layer. msa_transformer.py: x = self.emb_layer_norm_before(x); x ="
+        " x.permute(1, 2, 0, 3); x = self.emb_layer_norm_after(x)",
+    ),
+)
 
-PACKAGE = Package("fair-esm", ("fair-esm==2.0.0",), MODELS)
+PACKAGE = Package(("fair-esm==2.0.0",), MODELS)

@@ -1,7 +1,5 @@
 """Selective state spaces of mambapy."""
 
-from functools import partial
-
 from zoo.answer import Package, model, stream, tokens, vectors
 
 
@@ -30,15 +28,32 @@ def jamba():
 CODE = "mamba.py, ResidualBlock: output = self.mixer(self.norm(x)) + x; RMSNorm: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)."
 
 MODELS = (
-    model("mamba", mamba, vectors, stream("pre_ln", "???", "rms", False), code=CODE + " Mamba has no norm at the end"),
-    model("mamba, language model", partial(language_model, False), tokens, stream("pre_ln", "???", "rms"),
-          code=CODE + " lm.py: x = self.norm_f(x)"),
-    model("mamba, language model in mup", partial(language_model, True), tokens, stream("pre_ln", "???", "rms"),
-          code=CODE + " lm.py: x = self.norm_f(x); if self.config.mup: x = x / self.config.mup_width_mult"),
-    model("jamba", jamba, tokens, stream("pre_ln", "?faf", "rms"),
-          code="jamba.py, MambaLayer and AttentionLayer: residual = x; x = self.input_layernorm(x); ... x = residual + x; residual = x; x ="
-               " self.pre_moe_layernorm(x); x, router_logits = self.moe(x); x = residual + x. JambaLM: x = self.final_layernorm(x)"),
-)  # fmt: skip
+    model("mamba", mamba, vectors, stream("pre_ln", "???", "rms", False), CODE + " Mamba has no norm at the end"),
+    model(
+        "mamba, language model",
+        language_model,
+        tokens,
+        stream("pre_ln", "???", "rms"),
+        CODE + " lm.py: x = self.norm_f(x)",
+        mup=False,
+    ),
+    model(
+        "mamba, language model in mup",
+        language_model,
+        tokens,
+        stream("pre_ln", "???", "rms"),
+        CODE + " lm.py: x = self.norm_f(x); if self.config.mup: x = x / self.config.mup_width_mult",
+        mup=True,
+    ),
+    model(
+        "jamba",
+        jamba,
+        tokens,
+        stream("pre_ln", "?faf", "rms"),
+        "jamba.py, MambaLayer and AttentionLayer: residual = x; x = self.input_layernorm(x); ... x = residual + x; residual = x; x ="
+        " self.pre_moe_layernorm(x); x, router_logits = self.moe(x); x = residual + x. JambaLM: x = self.final_layernorm(x)",
+    ),
+)
 
 TRITON = (
     "mamba_ssm",
@@ -47,4 +62,4 @@ TRITON = (
     "mamba_ssm.ops.triton.ssd_combined",
 )  # Mamba 2 alone calls it
 
-PACKAGE = Package("mambapy", ("mambapy==1.2.0", "einops==0.8.2"), MODELS, stubs=TRITON)
+PACKAGE = Package(("mambapy==1.2.0", "einops==0.8.2"), MODELS, stubs=TRITON)

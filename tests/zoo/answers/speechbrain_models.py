@@ -1,7 +1,6 @@
 """Speech models of SpeechBrain."""
 
-from support.families import noise
-from zoo.answer import CONFORMER_ROWS, Package, make, model, stream, vectors
+from zoo.answer import CONFORMER_ROWS, Package, group, model, noise, stream, vectors
 
 FOLDER = "speechbrain.lobes.models.transformer."
 SIZES = {"num_layers": 2, "d_model": 32, "nhead": 4}
@@ -23,30 +22,48 @@ CONFORMER = (
     " self.norm(output)"
 )
 
-MODELS = (
-    model("encoder, pre-LN", make(FOLDER + "Transformer:TransformerEncoder", **SIZES, d_ffn=64, normalize_before=True), vectors,
-          stream("pre_ln"), code=ENCODER),
-    model("encoder, post-LN", make(FOLDER + "Transformer:TransformerEncoder", **SIZES, d_ffn=64, normalize_before=False), vectors,
-          stream("post_ln"), code=ENCODER),
-    model("encoder with convolutions", make(FOLDER + "Transformer:TransformerEncoder", **SIZES, d_ffn=64, normalize_before=True, ffn_type="1dcnn"),
-          vectors, stream("pre_ln", "a?a?"), code=ENCODER + " ffn_type='1dcnn': pos_ffn = (Conv1d, ReLU, Conv1d)"),
-    model("decoder, pre-LN", make(FOLDER + "Transformer:TransformerDecoder", **SIZES, d_ffn=64, normalize_before=True), two,
-          stream("pre_ln", "acf" * 2), code=DECODER),
-    model("decoder, post-LN", make(FOLDER + "Transformer:TransformerDecoder", **SIZES, d_ffn=64, normalize_before=False), two,
-          stream("post_ln", "acf" * 2), code=DECODER),
-    model("conformer", make(FOLDER + "Conformer:ConformerEncoder", **SIZES, d_ffn=64, kernel_size=3, attention_type="regularMHA"), vectors,
-          stream(None, "faof" * 2, rows=CONFORMER_ROWS), code=CONFORMER),
-    model("branchformer", make(FOLDER + "Branchformer:BranchformerEncoder", **SIZES, kernel_size=3, attention_type="regularMHA",
-                                  csgu_linear_units=64), vectors,
-          stream("pre_ln|none", "??"),
-          code="Branchformer.py, BranchformerEncoderLayer: x1 = self.norm_mhsa(x1); x1, self_attn = self.mha_layer(...); x2 = self.norm_conv(x2);"
-               " x2 = self.convolution_branch(x2); x = x + self.dropout(self.merge_proj(torch.cat([x1, x2], dim=-1))): one sublayer that reads"
-               " two norms of the stream; output = self.norm(output)"),
-)  # fmt: skip
+encoder = group(FOLDER + "Transformer:TransformerEncoder", vectors, **SIZES, d_ffn=64)
+decoder = group(FOLDER + "Transformer:TransformerDecoder", two, **SIZES, d_ffn=64)
 
-PACKAGE = Package(
-    "speechbrain",
-    ("speechbrain==1.1.2", "torchaudio==2.11.0", "hyperpyyaml==1.2.3", "ruamel.yaml==0.19.1", "joblib==1.6.0", "scipy==1.17.1",
+MODELS = (
+    encoder("encoder, pre-LN", stream("pre_ln"), ENCODER, normalize_before=True),
+    encoder("encoder, post-LN", stream("post_ln"), ENCODER, normalize_before=False),
+    encoder(
+        "encoder with convolutions",
+        stream("pre_ln", "a?a?"),
+        ENCODER + " ffn_type='1dcnn': pos_ffn = (Conv1d, ReLU, Conv1d)",
+        normalize_before=True,
+        ffn_type="1dcnn",
+    ),
+    decoder("decoder, pre-LN", stream("pre_ln", "acf" * 2), DECODER, normalize_before=True),
+    decoder("decoder, post-LN", stream("post_ln", "acf" * 2), DECODER, normalize_before=False),
+    model(
+        "conformer",
+        FOLDER + "Conformer:ConformerEncoder",
+        vectors,
+        stream(None, "faof" * 2, rows=CONFORMER_ROWS),
+        CONFORMER,
+        **SIZES,
+        d_ffn=64,
+        kernel_size=3,
+        attention_type="regularMHA",
+    ),
+    model(
+        "branchformer",
+        FOLDER + "Branchformer:BranchformerEncoder",
+        vectors,
+        stream("pre_ln|none", "??"),
+        "Branchformer.py, BranchformerEncoderLayer: x1 = self.norm_mhsa(x1); x1, self_attn = self.mha_layer(...); x2 = self.norm_conv(x2);"
+        " x2 = self.convolution_branch(x2); x = x + self.dropout(self.merge_proj(torch.cat([x1, x2], dim=-1))): one sublayer that reads"
+        " two norms of the stream; output = self.norm(output)",
+        **SIZES,
+        kernel_size=3,
+        attention_type="regularMHA",
+        csgu_linear_units=64,
+    ),
+)
+
+PACKAGE = Package(("speechbrain==1.1.2", "torchaudio==2.11.0", "hyperpyyaml==1.2.3", "ruamel.yaml==0.19.1", "joblib==1.6.0", "scipy==1.17.1",
      "sentencepiece==0.2.3", "requests==2.34.2", "urllib3==2.8.0", "certifi==2026.10.18", "charset-normalizer==3.5.2"),
     MODELS,
     remove=("torchaudio/lib",),

@@ -1,17 +1,11 @@
 """Speech models of torchaudio; all but wav2vec2 work on (time, batch, d)."""
 
-from functools import partial
-
 import torch
 
-from addnorm import Row
-from support.families import noise
-from zoo.answer import BARE, CONFORMER_ROWS, IN, Package, make, model, stream
-
-CONFORMERS = ("torchaudio.models:Conformer", 32, 4, 64, 2, 3)
+from zoo.answer import BARE, CONFORMER_ROWS, IN, Package, Row, group, model, noise, stream
 
 
-def wav2vec2(first, wavlm=False):
+def make_wav2vec2(first=False, wavlm=False):
     from torchaudio import models
 
     sizes = {
@@ -58,18 +52,37 @@ WAV2VEC2 = (
 )
 POST = stream("post_ln", "oafaf", final_norm=False)
 
-MODELS = (
-    model("conformer", make(*CONFORMERS), frames, stream(None, "faof" * 2, final_norm=False, rows=CONFORMER_ROWS), code=CONFORMER),
-    model("conformer, convolution first", make(*CONFORMERS, convolution_first=True), frames,
-          stream(None, "foaf" * 2, final_norm=False, rows=CONFORMER_ROWS), code=CONFORMER + " convolution_first: before the attention"),
-    model("emformer", make("torchaudio.models:Emformer", 32, 4, 64, 2, segment_length=4, right_context_length=1), frames, stream(None, final_norm=False, rows=(IN, Row(norm_in=True, norm_out=True))),
-          code="emformer.py, _EmformerLayer: layer_norm_input = self.layer_norm_input(torch.cat([right_context, utterance])); result ="
-               " self.dropout(rc_output) + torch.cat([right_context, utterance]); result = self.pos_ff(result) + result [pos_ff begins with a"
-               " LayerNorm]; result = self.layer_norm_output(result); return result[right_context.size(0):], result[:right_context.size(0)]"),
-    model("wav2vec2, post-LN", partial(wav2vec2, False), sound, POST, code=WAV2VEC2),
-    model("wav2vec2, pre-LN", partial(wav2vec2, True), sound, stream("pre_ln", "oafaf", rows=(BARE, IN, IN, IN, IN)),
-          code=WAV2VEC2 + " At the end: if not self.layer_norm_first: x = self.layer_norm(x)"),
-    model("wavlm", partial(wav2vec2, False, True), sound, POST, code=WAV2VEC2 + " WavLMSelfAttention in place of SelfAttention"),
-)  # fmt: skip
+conformer = group("torchaudio.models:Conformer", frames, args=(32, 4, 64, 2, 3))
+wav2vec2 = group(make_wav2vec2, sound)
 
-PACKAGE = Package("torchaudio", ("torchaudio==2.11.0",), MODELS, remove=("torchaudio/lib",))
+MODELS = (
+    conformer("conformer", stream(None, "faof" * 2, final_norm=False, rows=CONFORMER_ROWS), CONFORMER),
+    conformer(
+        "conformer, convolution first",
+        stream(None, "foaf" * 2, final_norm=False, rows=CONFORMER_ROWS),
+        CONFORMER + " convolution_first: before the attention",
+        convolution_first=True,
+    ),
+    model(
+        "emformer",
+        "torchaudio.models:Emformer",
+        frames,
+        stream(None, final_norm=False, rows=(IN, Row(norm_in=True, norm_out=True))),
+        "emformer.py, _EmformerLayer: layer_norm_input = self.layer_norm_input(torch.cat([right_context, utterance])); result ="
+        " self.dropout(rc_output) + torch.cat([right_context, utterance]); result = self.pos_ff(result) + result [pos_ff begins with a"
+        " LayerNorm]; result = self.layer_norm_output(result); return result[right_context.size(0):], result[:right_context.size(0)]",
+        args=(32, 4, 64, 2),
+        segment_length=4,
+        right_context_length=1,
+    ),
+    wav2vec2("wav2vec2, post-LN", POST, WAV2VEC2),
+    wav2vec2(
+        "wav2vec2, pre-LN",
+        stream("pre_ln", "oafaf", rows=(BARE, IN, IN, IN, IN)),
+        WAV2VEC2 + " At the end: if not self.layer_norm_first: x = self.layer_norm(x)",
+        first=True,
+    ),
+    wav2vec2("wavlm", POST, WAV2VEC2 + " WavLMSelfAttention in place of SelfAttention", wavlm=True),
+)
+
+PACKAGE = Package(("torchaudio==2.11.0",), MODELS, remove=("torchaudio/lib",))

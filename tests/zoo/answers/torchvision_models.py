@@ -2,12 +2,7 @@
 
 from functools import partial
 
-from addnorm import Row
-from zoo.answer import ANY, VECTOR, Package, image, make, model, refuse, stream
-
-VIT = {
-    "image_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 64, "num_classes": 10,
-}  # fmt: skip
+from zoo.answer import ANY, VECTOR, Package, Row, image, model, stream
 
 
 def swin(version):
@@ -37,25 +32,61 @@ def resnet():
     return ResNet(BasicBlock, [2, 2, 2, 2], num_classes=10)
 
 
-MODELS = (
-    model("vit", make("torchvision.models:VisionTransformer", **VIT), image, stream("pre_ln"),
-          code="vision_transformer.py, EncoderBlock: x = self.ln_1(input); x, _ = self.self_attention(x, x, x); x = x + input; y ="
-               " self.ln_2(x); y = self.mlp(y); return x + y. Encoder: return self.ln(self.layers(self.dropout(input)))"),
-    model("swin", partial(swin, "V1"), partial(image, 32),
-          stream("pre_ln", final_norm=False, embedding_norm=True), stream("pre_ln"),
-          code="swin_transformer.py, SwinTransformerBlock: x = x + self.stochastic_depth(self.attn(self.norm1(x))); x = x + ..."
-               " self.mlp(self.norm2(x)). features[0] = (conv, Permute, norm); PatchMerging: x = self.norm(x) [4 C wide]; x ="
-               " self.reduction(x). SwinTransformer: x = self.features(x); x = self.norm(x)"),
-    model("swin v2", partial(swin, "V2"), partial(image, 32),
-          stream("reordered", final_norm=False, embedding_norm=True), stream("reordered", embedding_norm=True),
-          code="swin_transformer.py, SwinTransformerBlockV2: x = x + self.stochastic_depth(self.norm1(self.attn(x))); x = x + ..."
-               " self.norm2(self.mlp(x)). PatchMergingV2: x = self.reduction(x); x = self.norm(x)"),
-    model("convnext", convnext, partial(image, 32), stream(None, "??", ANY, None, True, rows=(Row(b=VECTOR),)),
-          stream(None, "??", ANY, None, rows=(Row(b=VECTOR),)),
-          code="convnext.py, CNBlock: block = (conv, Permute, norm_layer, Linear, GELU, Linear, Permute); result = self.layer_scale *"
-               " self.block(input); result += input; layer_scale has shape (dim, 1, 1): the norm is of the convolution's output"),
-    refuse("resnet", resnet, partial(image, 32), "the sum goes through a ReLU, which no row has: x' = relu(x + f(x))",
-           "resnet.py, BasicBlock: out += identity; out = self.relu(out)"),
-)  # fmt: skip
+image32 = partial(image, 32)
 
-PACKAGE = Package("torchvision", ("torchvision==0.29.1",), MODELS)
+MODELS = (
+    model(
+        "vit",
+        "torchvision.models:VisionTransformer",
+        image,
+        stream("pre_ln"),
+        "vision_transformer.py, EncoderBlock: x = self.ln_1(input); x, _ = self.self_attention(x, x, x); x = x + input; y ="
+        " self.ln_2(x); y = self.mlp(y); return x + y. Encoder: return self.ln(self.layers(self.dropout(input)))",
+        image_size=16,
+        patch_size=8,
+        num_layers=2,
+        num_heads=4,
+        hidden_dim=32,
+        mlp_dim=64,
+        num_classes=10,
+    ),
+    model(
+        "swin",
+        swin,
+        image32,
+        stream("pre_ln", final_norm=False, embedding_norm=True),
+        stream("pre_ln"),
+        "swin_transformer.py, SwinTransformerBlock: x = x + self.stochastic_depth(self.attn(self.norm1(x))); x = x + ..."
+        " self.mlp(self.norm2(x)). features[0] = (conv, Permute, norm); PatchMerging: x = self.norm(x) [4 C wide]; x ="
+        " self.reduction(x). SwinTransformer: x = self.features(x); x = self.norm(x)",
+        version="V1",
+    ),
+    model(
+        "swin v2",
+        swin,
+        image32,
+        stream("reordered", final_norm=False, embedding_norm=True),
+        stream("reordered", embedding_norm=True),
+        "swin_transformer.py, SwinTransformerBlockV2: x = x + self.stochastic_depth(self.norm1(self.attn(x))); x = x + ..."
+        " self.norm2(self.mlp(x)). PatchMergingV2: x = self.reduction(x); x = self.norm(x)",
+        version="V2",
+    ),
+    model(
+        "convnext",
+        convnext,
+        image32,
+        stream(None, "??", ANY, None, True, rows=(Row(b=VECTOR),)),
+        stream(None, "??", ANY, None, rows=(Row(b=VECTOR),)),
+        "convnext.py, CNBlock: block = (conv, Permute, norm_layer, Linear, GELU, Linear, Permute); result = self.layer_scale *"
+        " self.block(input); result += input; layer_scale has shape (dim, 1, 1): the norm is of the convolution's output",
+    ),
+    model(
+        "resnet",
+        resnet,
+        image32,
+        "resnet.py, BasicBlock: out += identity; out = self.relu(out)",
+        why="the sum goes through a ReLU, which no row has: x' = relu(x + f(x))",
+    ),
+)
+
+PACKAGE = Package(("torchvision==0.29.1",), MODELS)

@@ -16,4 +16,4 @@ MODELS = tuple(
     if not family.name.startswith("torch ")
 )
 
-PACKAGE = Package("transformers", (f"transformers=={VERSION}",), MODELS, installed=True)
+PACKAGE = Package((f"transformers=={VERSION}",), MODELS, installed=True)

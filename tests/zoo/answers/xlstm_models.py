@@ -1,9 +1,6 @@
 """Block stacks of xlstm."""
 
-from functools import partial
-
-from support.families import noise
-from zoo.answer import Package, model, stream
+from zoo.answer import Package, group, noise, stream
 
 
 def stack(slstm):
@@ -34,9 +31,11 @@ CODE = (
     " xlstm_block_stack.py: x = self.post_blocks_norm(x). components/ln.py: F.layer_norm(input, weight=1.0 + self.weight, bias=None)"
 )
 
+blocks = group(stack, lambda: (noise(2, 8, 32),))
+
 MODELS = (
-    model("mlstm", partial(stack, False), lambda: (noise(2, 8, 32),), stream("pre_ln", "???"), code=CODE),
-    model("mlstm and slstm", partial(stack, True), lambda: (noise(2, 8, 32),), stream("pre_ln", "??f?"), code=CODE),
+    blocks("mlstm", stream("pre_ln", "???"), CODE, slstm=False),
+    blocks("mlstm and slstm", stream("pre_ln", "??f?"), CODE, slstm=True),
 )
 
-PACKAGE = Package("xlstm", ("xlstm==2.0.6",), MODELS)
+PACKAGE = Package(("xlstm==2.0.6",), MODELS)
