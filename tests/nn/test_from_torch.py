@@ -1,6 +1,7 @@
 """Tests of from_torch: outputs, gradients and settings of the converted transformers."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -55,82 +56,85 @@ def masks(kind, n, dtype):
 KINDS = ("none", "causal", "float", "padding", "causal and padding", "float and padding")
 
 
-def compare(theirs, ours, call_theirs, call_ours, inputs, limit):
-    """Compare outputs and the gradients of all inputs and parameters for one random cotangent."""
-    results = []
-    for module, call in ((theirs, call_theirs), (ours, call_ours)):
+def compare(theirs, inputs, given=(), ours_given=(), limit=1e-12):
+    """Compare a module and its conversion: outputs and the gradients of all inputs and parameters for one random cotangent."""
+    ours, results = from_torch(theirs), []
+    for module, more in ((theirs, given), (ours, ours_given)):
         module.zero_grad()
         leaves = [x.clone().requires_grad_() for x in inputs]
-        y = call(module, *leaves)
+        y = module(*leaves, *more)
         torch.manual_seed(7)
         y.backward(torch.randn(y.shape, dtype=y.dtype))
         results.append([y.detach(), *(leaf.grad for leaf in leaves)])
     gradients = copy.deepcopy(theirs)  # a module whose parameters are the gradients
     for own, p in zip(gradients.parameters(), theirs.parameters(), strict=True):
         own.data = p.grad
-    for module, result in zip((from_torch(gradients), ours), results, strict=True):
-        result += [p if module is not ours else p.grad for p in module.parameters()]
+    results[0] += from_torch(gradients).parameters()
+    results[1] += [p.grad for p in ours.parameters()]
     for i, (a, b) in enumerate(zip(*results, strict=True)):
         assert a.shape == b.shape, i
         assert relative(b, a) < limit, i
 
 
-@pytest.mark.parametrize(("kind", "norm_first", "dtype"), product(KINDS, [True, False], [f64, torch.float32]))
-def test_encoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
-    theirs = make_encoder(norm_first=norm_first, dtype=dtype, activation="gelu" if "padding" in kind else "relu")
-    ours = from_torch(theirs)
-    (mask, pad), (our_mask, our_pad) = masks(kind, SOURCE, dtype)
-    x = torch.randn(BATCH, SOURCE, D, dtype=dtype)
-    compare(
-        theirs, ours, lambda m, x: m(x, mask, pad), lambda m, x: m(x, our_mask, our_pad), [x], LIMIT[dtype]
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "kind", "norm_first", "dtype"),
+    [*itertools.product([make_encoder, make_decoder], KINDS, [True, False], [f64, torch.float32])],
+)
+def test_converted_stack_matches_torch_with_every_gradient(make, kind, norm_first, dtype):
+    is_encoder = make is make_encoder
+    n = SOURCE if is_encoder else TARGET
+    (mask, pad), (our_mask, our_pad) = masks(kind, n, dtype)
+    inputs, given, ours_given = [torch.randn(BATCH, n, D, dtype=dtype)], (mask, pad), (our_mask, our_pad)
+    if not is_encoder:
+        inputs.append(torch.randn(BATCH, SOURCE, D, dtype=dtype))
+        (_, memory_pad), (_, our_memory_pad) = masks("padding", SOURCE, dtype)
+        memory_mask = torch.randn(TARGET, SOURCE, dtype=dtype) if kind == "float" else None
+        memory_pad = additive(memory_pad, dtype) if kind == "float" else memory_pad
+        given, ours_given = (mask, memory_mask, pad, memory_pad), (our_mask, our_pad, memory_mask, our_memory_pad)
+    activation = "gelu" if ("padding" in kind) == is_encoder else "relu"
+    theirs = make(norm_first=norm_first, dtype=dtype, activation=activation)
+    compare(theirs, inputs, given, ours_given, LIMIT[dtype])
 
 
-@pytest.mark.parametrize(("kind", "norm_first", "dtype"), product(KINDS, [True, False], [f64, torch.float32]))
-def test_decoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
-    theirs = make_decoder(norm_first=norm_first, dtype=dtype, activation="relu" if "padding" in kind else "gelu")
-    ours = from_torch(theirs)
-    (mask, pad), (our_mask, our_pad) = masks(kind, TARGET, dtype)
-    (_, memory_pad), (_, our_memory_pad) = masks("padding", SOURCE, dtype)
-    memory_mask = torch.randn(TARGET, SOURCE, dtype=dtype) if kind == "float" else None
-    memory_pad = additive(memory_pad, dtype) if kind == "float" else memory_pad
-    x, memory = torch.randn(BATCH, TARGET, D, dtype=dtype), torch.randn(BATCH, SOURCE, D, dtype=dtype)
-    compare(
-        theirs, ours,
-        lambda m, x, memory: m(x, memory, mask, memory_mask, pad, memory_pad),
-        lambda m, x, memory: m(x, memory, our_mask, our_pad, memory_mask, our_memory_pad),
-        [x, memory], LIMIT[dtype],
-    )  # fmt: skip
+def give_own_activations(module):
+    with torch.no_grad():
+        for layer in module.layers:
+            layer.activation.weight.uniform_(-1, 1)
+
+
+def give_own_eps(module):
+    for i, norm in enumerate(m for m in module.modules() if isinstance(m, nn.LayerNorm)):
+        norm.eps = 10.0 ** -(i + 1)
+
+
+OPTIONS = [
+    {"norm": False}, {"bias": False}, {"layer_norm_eps": 0.1}, {"activation": nn.functional.silu}, {"activation": nn.GELU("tanh")},
+    {"batch_first": False}, {"activation": nn.PReLU(dtype=f64), "change": give_own_activations}, {"change": give_own_eps},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("options", "make", "norm_first"),
-    product(
-        [{"norm": False}, {"bias": False}, {"layer_norm_eps": 0.1}, {"activation": nn.functional.silu},
-         {"activation": nn.GELU("tanh")}, {"batch_first": False}],
-        [make_encoder, make_decoder],
-        [True, False],
-    ),
-)  # fmt: skip
+    ("options", "make", "norm_first"), product(OPTIONS, [make_encoder, make_decoder], [True, False])
+)
 def test_options_are_kept(options, make, norm_first):
+    change, options = options.get("change"), {name: value for name, value in options.items() if name != "change"}
+    make = make_encoder if change is give_own_activations else make  # torch's decoder layers lose theirs in a copy
     theirs = make(norm_first=norm_first, dtype=f64, **options).double()
-    ours = from_torch(theirs)
-    assert type(ours) is (Encoder if make is make_encoder else Decoder)
+    if change:
+        change(theirs)
+    assert type(from_torch(theirs)) is (Encoder if make is make_encoder else Decoder)
     shape = (BATCH, TARGET, D) if options.get("batch_first", True) else (TARGET, BATCH, D)
     inputs = [torch.randn(shape, dtype=f64) for _ in range(1 if make is make_encoder else 2)]
-    compare(theirs, ours, lambda m, *x: m(*x), lambda m, *x: m(*x), inputs, 1e-12)
+    compare(theirs, inputs)
 
 
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
 def test_single_layer_becomes_stack_without_final_norm(norm_first):
-    x, memory = torch.randn(BATCH, TARGET, D, dtype=f64), torch.randn(BATCH, SOURCE, D, dtype=f64)
-    layer = randomize(make_layer(nn.TransformerEncoderLayer, norm_first=norm_first, dtype=f64))
-    ours = from_torch(layer)
-    assert type(ours) is Encoder
-    assert ours.stack.norm_final is None
-    assert_close(ours(x), layer(x), rtol=1e-12, atol=1e-12)
-    layer = randomize(make_layer(nn.TransformerDecoderLayer, norm_first=norm_first, dtype=f64))
-    assert_close(from_torch(layer)(x, memory), layer(x, memory), rtol=1e-12, atol=1e-12)
+    for kind, own, count in ((nn.TransformerEncoderLayer, Encoder, 1), (nn.TransformerDecoderLayer, Decoder, 2)):
+        layer = randomize(make_layer(kind, norm_first=norm_first, dtype=f64))
+        ours, inputs = from_torch(layer), torch.randn(count, BATCH, TARGET, D, dtype=f64)
+        assert (type(ours), ours.stack.norm_final) == (own, None)
+        assert_close(ours(*inputs), layer(*inputs), rtol=1e-12, atol=1e-12)
 
 
 def test_causal_encoder_becomes_decoder_with_cache():
@@ -149,36 +153,12 @@ def test_causal_encoder_becomes_decoder_with_cache():
 def test_causal_applies_to_the_decoder(make):
     theirs = make(dtype=f64)
     ours = from_torch(theirs, causal=True)
-    source, target = (
-        torch.randn(BATCH, SOURCE, D, dtype=f64),
-        torch.randn(BATCH, TARGET, D, dtype=f64),
-    )
+    source, target = (torch.randn(BATCH, n, D, dtype=f64) for n in (SOURCE, TARGET))
     inputs = (source, target) if make is make_transformer else (target, source)
     assert_close(ours(*inputs), theirs(*inputs, tgt_mask=later(TARGET)), rtol=1e-12, atol=1e-12)
 
 
 # Settings that the copy keeps
-
-
-def test_activation_with_parameters_is_copied_for_each_layer():
-    theirs = make_encoder(activation=nn.PReLU(dtype=f64), dtype=f64)
-    with torch.no_grad():
-        for layer in theirs.layers:
-            layer.activation.weight.uniform_(-1, 1)
-    ours = from_torch(theirs)
-    x = torch.randn(BATCH, SOURCE, D, dtype=f64)
-    assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
-    for layer, (_, feed_forward) in zip(theirs.layers, ours.stack._layers(), strict=True):
-        assert torch.equal(feed_forward.sublayer.activation.weight, layer.activation.weight)
-        assert feed_forward.sublayer.activation is not layer.activation
-
-
-def test_each_norm_keeps_its_eps():
-    theirs = make_encoder(dtype=f64)
-    for i, norm in enumerate(m for m in theirs.modules() if isinstance(m, nn.LayerNorm)):
-        norm.eps = 10.0 ** -(i + 1)
-    x = torch.randn(BATCH, SOURCE, D, dtype=f64)
-    assert_close(from_torch(theirs)(x), theirs(x), rtol=1e-12, atol=1e-12)
 
 
 def test_dropout_modes_and_flags_are_kept():

@@ -1,7 +1,7 @@
 """Tiny random models of transformers, and each one again as a `ResidualStack` around its own sublayers.
 
-`FAMILIES` says for each model which wiring it has, which modules are its sublayers and norms, and which of its parameters are the
-stack's coefficients. The mapping of parameters is written down here a second time: `load_transformers` must agree with it.
+`FAMILIES` says for each model which wiring it has, which modules are its sublayers and norms, and which modules have the
+parameters of the stack's coefficients, which `load_transformers` reads.
 """
 
 from collections.abc import Callable
@@ -84,31 +84,6 @@ class OwnNorm(nn.Module):
             return self.module(x)
 
 
-@dataclass
-class Family:
-    """A model of transformers, and how to build it as a stack.
-
-    Attributes:
-        constants: options of its configuration beside those of several_streams.py, so that no constant has its default.
-        wiring: a function of the configuration.
-        sublayers: a function of the model.
-        fill: a function of the model and the stack: replace norms, call `load_transformers`, and return the parameters of the
-            stack as functions of the model's.
-        start: the module whose output is the stack's input; the first layer if it is its input.
-        options: of the stack.
-    """
-
-    wiring: Callable[[Any], Wiring]
-    sublayers: Callable[[Any], list[nn.Module]]
-    fill: Callable[[Any, ResidualStack], dict[str, torch.Tensor]]
-    constants: dict[str, Any] = field(default_factory=dict)
-    start: Callable[[Any], nn.Module] = lambda model: model.embed_tokens
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-FAMILIES: dict[str, Family] = {}
-
-
 def attention_and_mlp(model):
     """Return the sublayers of a model whose layers have `self_attn` (or `linear_attn`) and `mlp`."""
     sublayers = []
@@ -118,85 +93,45 @@ def attention_and_mlp(model):
     return sublayers
 
 
-def by_connection(model, *names):
-    """Yield the number of each connection and its layer's module: names are those of the modules of a layer's connections."""
+@dataclass
+class Family:
+    """A model of transformers, and how to build it as a stack.
+
+    Attributes:
+        wiring: a function of the configuration.
+        sources: the modules of a layer that the coefficients of its two connections load.
+        head: the module of the model that those of the head load; "" for none.
+        norms: the modules of a layer that are the norms of its two connections; none for a stack without norms.
+        offset: what the model adds to the weights of those norms.
+        constants: options of its configuration beside those of several_streams.py, so that no constant has its default.
+        sublayers: a function of the model.
+        adapt: a function of the model and the stack, for all else that the stack takes over.
+        start: the module whose output is the stack's input; the first layer if it is its input.
+        options: of the stack.
+    """
+
+    wiring: Callable[[Any], Wiring]
+    sources: tuple[str, ...] = ()
+    head: str = ""
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    offset: float = 0.0
+    constants: dict[str, Any] = field(default_factory=dict)
+    sublayers: Callable[[Any], list[nn.Module]] = attention_and_mlp
+    adapt: Callable[[Any, ResidualStack], None] = lambda model, stack: None
+    start: Callable[[Any], nn.Module] = lambda model: model.embed_tokens
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def by_connection(model, stack, names):
+    """Yield each connection with its layer and the name of a module: names are those of the modules of a layer's connections."""
     for i, layer in enumerate(model.layers):
         for k, name in enumerate(names):
-            yield 2 * i + k, getattr(layer, name)
-
-
-def at(i):
-    """Return the prefix of connection i, None for the head."""
-    return "head." if i is None else f"layers.{i // 2}.connections.{i % 2}."
-
-
-def norm_weights(model, stack, second="post_attention_layernorm", offset=0.0):
-    """Return the weights of norm_in of each connection and of the final norm, by their names in the stack."""
-    norms = by_connection(model, "input_layernorm", second)
-    named = {f"{at(i)}norm_in.weight": offset + norm.weight for i, norm in norms}
-    return named | {"norm_final.weight": model.norm.weight}
-
-
-def load(stack, i, source):
-    """Let the coefficient module of connection i load a module of the model, and return the prefix of its parameters."""
-    connection = stack.head if i is None else stack.connections[i]
-    connection.coefficients.load_transformers(source)
-    return f"{at(i)}coefficients."
-
-
-def projected(prefix, project, bias, scale):
-    return {f"{prefix}project": project, f"{prefix}bias": bias, f"{prefix}scale": scale}
-
-
-def turned(rows, n):
-    """Return rows of coefficients in the order of A: the mixing matrix of DeepSeek's code applies transposed."""
-    if len(rows) == 2 * n:  # without a mixing matrix
-        return rows
-    return torch.cat((rows[: 2 * n], rows[2 * n :].unflatten(0, (n, n)).transpose(0, 1).flatten(0, 1)))
+            yield stack.connections[2 * i + k], layer, name
 
 
 def mhc(config, head):
     options = {"iterations": config.hc_sinkhorn_iters, "eps": config.hc_eps, "norm_eps": config.rms_norm_eps}
     return wirings.mhc(config.hc_mult, head, **options)
-
-
-def fill_mhc(model, stack):
-    named, head = norm_weights(model, stack), model.hc_head
-    for i, source in by_connection(model, "attn_hc", "ffn_hc"):
-        fn, base = (turned(t, source.hc_mult) for t in (source.fn, source.base))
-        named |= projected(load(stack, i, source), fn, base, source.scale)
-    if list(head.parameters()):
-        named |= projected(load(stack, None, head), head.hc_fn, head.hc_base, head.hc_scale)
-    return named
-
-
-def fill_gated(model, stack):
-    named, sources = {}, by_connection(model, "attn_hyper_connection", "mlp_hyper_connection")
-    for i, source in ((None, model.hyper_connection_mixer), *sources):
-        prefix = load(stack, i, source)
-        named[f"{prefix}weight"] = (1 + source.hc_norm.weight).unflatten(0, (source.hc_count, -1))
-        named[f"{prefix}down"], named[f"{prefix}up"] = (
-            source.input_mix_weight_down.weight,
-            source.input_mix_weight_up.weight,
-        )
-        if i is not None:
-            named[f"{prefix}project_inject"] = source.block_inject_weight.weight
-    return named
-
-
-FAMILIES["deepseek_v4:DeepseekV4"] = Family(
-    lambda config: mhc(config, "learned"), attention_and_mlp, fill_mhc, {"hc_eps": 0.02, "hc_sinkhorn_iters": 4},
-)  # fmt: skip
-FAMILIES["glm5_next:Glm5NextText"] = Family(
-    lambda config: mhc(config, "mean"), attention_and_mlp, fill_mhc, {"hc_eps": 0.02, "hc_sinkhorn_iters": 3},
-)  # fmt: skip
-FAMILIES["hy_v4:HYV4"] = Family(
-    lambda config: wirings.independent_hc(config.hc_mult, config.hc_magnitude, config.hc_eps, config.rms_norm_eps),
-    attention_and_mlp, fill_mhc, {"hc_eps": 0.02, "hc_magnitude": 1.5},
-)  # fmt: skip
-FAMILIES["qwen4_exp:Qwen4ExpText"] = Family(
-    lambda config: wirings.gated_residual(config.hc_count, config.hc_lowrank, config.rms_norm_eps), attention_and_mlp, fill_gated,
-)  # fmt: skip
 
 
 def inkling_sublayers(model):
@@ -209,58 +144,18 @@ def inkling_sublayers(model):
     return sublayers
 
 
-def fill_inkling(model, stack):
-    named = {
-        "norm_final.weight": model.norm.weight,
-        f"{load(stack, None, model.final_input)}query": model.final_input.query[None],
-    }
-    for i, layer in enumerate(model.layers):
-        if hasattr(layer, "q_input_layernorm"):
-            for k, name in enumerate("qkv"):
-                named[f"{at(2 * i)}norm_in.{k}.weight"] = getattr(layer, f"{name}_input_layernorm").weight
-        else:
-            named[f"{at(2 * i)}norm_in.weight"] = layer.input_layernorm.weight
-        named[f"{at(2 * i + 1)}norm_in.weight"] = layer.post_attention_layernorm.weight
-    for i, source in by_connection(model, "attention_input", "mlp_input"):
-        if source is not None:
-            named[f"{load(stack, i, source)}query"] = source.query.reshape(-1, source.query.shape[-1])
-    return named
-
-
-FAMILIES["inkling2:Inkling2Text"] = Family(
-    lambda config: wirings.attention_residuals(config.n_layers_per_attn_res_block, normed_values=True, reads=(1, 1, 3)),
-    inkling_sublayers, fill_inkling,
-)  # fmt: skip
-
-
 POST_NORMS = "post_attention_layernorm", "post_feedforward_layernorm"
+PRE_NORMS = "input_layernorm", "pre_feedforward_layernorm"
 
 
-def fill_beam(model, stack):
-    named = norm_weights(model, stack, "pre_feedforward_layernorm")
-    for i, norm in by_connection(model, *POST_NORMS):
-        named[f"{at(i)}norm_branch.weight"] = norm.weight
-    return named
+def copy_branch_norms(model, stack):
+    for connection, layer, name in by_connection(model, stack, POST_NORMS):
+        connection.norm_branch.weight.copy_(getattr(layer, name).weight)
 
 
-FAMILIES["beam:Beam"] = Family(
-    lambda config: wirings.depth_scaled(), attention_and_mlp, fill_beam,
-)  # fmt: skip
-
-
-def fill_muse(model, stack):
-    named = norm_weights(model, stack, "pre_feedforward_layernorm", offset=1.0)
-    for i, norm in by_connection(model, *POST_NORMS):
-        stack.connections[i].norm_branch = OwnNorm(norm)
-    for i, source in by_connection(model, "post_attention_residual_gate", "post_feedforward_residual_gate"):
-        named[f"{load(stack, i, source)}gate"] = source.gate
-    return named
-
-
-FAMILIES["muse_spark:MuseSparkText"] = Family(
-    lambda config: wirings.gated_mix(config.residual_gate_temperature), attention_and_mlp, fill_muse,
-    {"residual_gate_temperature": 0.06},  # so small that the clamp of 1 - b^2 binds
-)  # fmt: skip
+def keep_branch_norms(model, stack):
+    for connection, layer, name in by_connection(model, stack, POST_NORMS):
+        connection.norm_branch = OwnNorm(getattr(layer, name))
 
 
 def neomme_wiring(config):
@@ -274,19 +169,10 @@ def neomme_wiring(config):
     return Wiring("neomme", stage, final_norm=True, embedding_norm=True, embedding=(1.0, 1.0), head=Head(2, (1, 0)))
 
 
-def fill_neomme(model, stack):
-    named = {}
-    for i, layer in enumerate(model.layers):
-        for k, name in enumerate(("lambda_x", "lambda_x0")):
-            with torch.no_grad():
-                getattr(stack.connections[2 * i], name).copy_(layer.lambdas[k])
-            named[f"{at(2 * i)}{name}"] = layer.lambdas[k]
-    return named
-
-
-FAMILIES["neomme:NeoMME"] = Family(
-    neomme_wiring, attention_and_mlp, fill_neomme, {"norm_eps": 0.05}, options={"elementwise_affine": False},
-)  # fmt: skip
+def copy_lambdas(model, stack):
+    for layer, connection in zip(model.layers, stack.connections[::2], strict=True):
+        for value, name in zip(layer.lambdas, ("lambda_x", "lambda_x0"), strict=True):
+            getattr(connection, name).copy_(value)
 
 
 def zaya_sublayers(model):
@@ -299,18 +185,38 @@ def zaya_sublayers(model):
     ]
 
 
-def fill_zaya(model, stack):
-    named = norm_weights(model, stack)
-    for i, source in by_connection(model, "post_attention_residual_scale", "post_mlp_residual_scale"):
-        prefix = load(stack, i, source)
-        named |= {f"{prefix}residual_{part}": getattr(source, f"residual_{part}") for part in ("scale", "bias")}
-        named |= {f"{prefix}branch_{part}": getattr(source, f"hidden_states_{part}") for part in ("scale", "bias")}
-    return named
-
-
-FAMILIES["zaya:Zaya"] = Family(
-    lambda config: wirings.residual_scaling(), zaya_sublayers, fill_zaya, start=lambda model: model.layers[0],
-)  # fmt: skip
+HC = "attn_hc", "ffn_hc"
+FAMILIES = {
+    "deepseek_v4:DeepseekV4": Family(
+        lambda config: mhc(config, "learned"), HC, "hc_head", constants={"hc_eps": 0.02, "hc_sinkhorn_iters": 4},
+    ),
+    "glm5_next:Glm5NextText": Family(lambda config: mhc(config, "mean"), HC, constants={"hc_eps": 0.02, "hc_sinkhorn_iters": 3}),
+    "hy_v4:HYV4": Family(
+        lambda config: wirings.independent_hc(config.hc_mult, config.hc_magnitude, config.hc_eps, config.rms_norm_eps),
+        HC, "hc_head", constants={"hc_eps": 0.02, "hc_magnitude": 1.5},
+    ),
+    "qwen4_exp:Qwen4ExpText": Family(
+        lambda config: wirings.gated_residual(config.hc_count, config.hc_lowrank, config.rms_norm_eps),
+        ("attn_hyper_connection", "mlp_hyper_connection"), "hyper_connection_mixer", norms=(),
+    ),
+    "inkling2:Inkling2Text": Family(
+        lambda config: wirings.attention_residuals(config.n_layers_per_attn_res_block, normed_values=True, reads=(1, 1, 3)),
+        ("attention_input", "mlp_input"), "final_input", sublayers=inkling_sublayers,
+    ),
+    "beam:Beam": Family(lambda config: wirings.depth_scaled(), norms=PRE_NORMS, adapt=copy_branch_norms),
+    "muse_spark:MuseSparkText": Family(
+        lambda config: wirings.gated_mix(config.residual_gate_temperature),
+        ("post_attention_residual_gate", "post_feedforward_residual_gate"), norms=PRE_NORMS, offset=1.0, adapt=keep_branch_norms,
+        constants={"residual_gate_temperature": 0.06},  # so small that the clamp of 1 - b^2 binds
+    ),
+    "neomme:NeoMME": Family(
+        neomme_wiring, norms=(), adapt=copy_lambdas, constants={"norm_eps": 0.05}, options={"elementwise_affine": False},
+    ),
+    "zaya:Zaya": Family(
+        lambda config: wirings.residual_scaling(), ("post_attention_residual_scale", "post_mlp_residual_scale"),
+        sublayers=zaya_sublayers, start=lambda model: model.layers[0],
+    ),
+}  # fmt: skip
 
 
 def make_model(name, dtype):
@@ -324,7 +230,7 @@ def make_model(name, dtype):
 
 
 def make_stack(name, model):
-    """Return the model's stack, and the stack's parameters as functions of the model's."""
+    """Return the model's stack."""
     family = FAMILIES[name]
     dtype = next(model.parameters()).dtype
     eps = getattr(model.config, "rms_norm_eps", None) or model.config.norm_eps
@@ -332,12 +238,21 @@ def make_stack(name, model):
         family.sublayers(model), model.config.hidden_size, family.wiring(model.config), norm="rms", eps=eps, dtype=dtype,
         **family.options,
     ).eval()  # fmt: skip
-    named = family.fill(model, stack)
+    for connection, layer, source in by_connection(model, stack, family.sources):
+        if getattr(layer, source) is not None:
+            connection.coefficients.load_transformers(getattr(layer, source))
+    if family.head:
+        stack.head.coefficients.load_transformers(getattr(model, family.head))
     with torch.no_grad():
-        for key, value in named.items():
-            if ".norm_" in f".{key}":
-                stack.get_parameter(key).copy_(value)
-    return stack, named
+        for connection, layer, name in by_connection(model, stack, family.norms):
+            is_single = hasattr(layer, name)
+            names = [name] if is_single else [f"{part}_{name}" for part in "qkv"]
+            for norm, other in zip([connection.norm_in] if is_single else connection.norm_in, names, strict=True):
+                norm.weight.copy_(family.offset + getattr(layer, other).weight)
+        if family.norms:
+            stack.norm_final.weight.copy_(model.norm.weight)
+        family.adapt(model, stack)
+    return stack
 
 
 def run_model(name, model, tokens):

@@ -2,8 +2,6 @@
 
 import torch
 
-__all__ = ["assert_second_order", "entangle", "flatten_gradients"]
-
 
 def entangle(tensors):
     """Return tensors each of which depends on all before it, as those of a sublayer depend on the streams."""

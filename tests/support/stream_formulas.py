@@ -1,10 +1,14 @@
 """Residual wirings of several streams, transcribed from their papers and codes.
 
 Each function takes the state that enters the first sublayer, the sublayers and norms as callables, and the parameters as plain tensors in
-the paper's shapes and orientation. It returns the output of the stack. Nothing is shared with the library: agreement is evidence.
+the paper's shapes and orientation, or as attributes of a site. It returns the output of the stack. Nothing is computed by the library:
+agreement is evidence.
 """
 
 import torch
+import torch.nn.functional as F
+
+from support.several_streams import sinkhorn
 
 
 def rms(u, eps):
@@ -13,83 +17,61 @@ def rms(u, eps):
 
 
 def static_hyper_connections(streams, sublayers, norms, final_norm, sites):
-    """Hyper-connections, arXiv 2409.19606 eqs 1 and 2: h = A_m^T H, H' = B^T f(h) + A_r^T H; the output sums the streams."""
+    """Hyper-connections, arXiv 2409.19606 eqs 1 and 2: h = A_m^T H, H' = B^T f(h) + A_r^T H; the output sums the streams.
+
+    A site has B as inject, A_m as collapse and A_r^T as mix.
+    """
     n = len(streams)
-    for f, norm, (b, a_m, a_r) in zip(sublayers, norms, sites, strict=True):
-        read = sum(a_m[j] * streams[j] for j in range(n))
-        write = f(norm(read))
-        streams = [b[k] * write + sum(a_r[j, k] * streams[j] for j in range(n)) for k in range(n)]
+    for f, norm, site in zip(sublayers, norms, sites, strict=True):
+        write = f(norm(sum(site.collapse[j] * streams[j] for j in range(n))))
+        streams = [
+            site.inject[k] * write + sum(site.mix[k, j] * streams[j] for j in range(n)) for k in range(n)
+        ]  # fmt: skip
     return final_norm(sum(streams))
 
 
 def dynamic_hyper_connections(streams, sublayers, norms, final_norm, sites):
-    """Hyper-connections, eqs 10 to 13: a_m, a_r and b gain s * tanh(norm(h_j) W) for the stream j that they weigh.
-
-    A site has b, a_m, a_r, w_b (d,), w_m (d,), w_r (d, n), s_a, s_b, and norm, the norm of each stream over its features.
-    """
+    """Hyper-connections, eqs 10 to 13: a_m, a_r and b gain s * tanh(norm(h_j) W) for the stream j that they weigh."""
     n = len(streams)
     for f, norm, site in zip(sublayers, norms, sites, strict=True):
-        normed = [site["norm"](h) for h in streams]
-        b = [site["s_b"] * torch.tanh(normed[k] @ site["w_b"]) + site["b"][k] for k in range(n)]
-        a_m = [site["s_a"] * torch.tanh(normed[j] @ site["w_m"]) + site["a_m"][j] for j in range(n)]
-        a_r = [site["s_a"] * torch.tanh(normed[j] @ site["w_r"]) + site["a_r"][j] for j in range(n)]
+        normed = [F.layer_norm(h, h.shape[-1:], site.norm_weight, site.norm_bias, 1e-5) for h in streams]
+        b = [site.scale_inject * torch.tanh(normed[k] @ site.project_inject) + site.inject[k] for k in range(n)]
+        a_m = [site.scale_mix * torch.tanh(normed[j] @ site.project_collapse) + site.collapse[j] for j in range(n)]
+        a_r = [site.scale_mix * torch.tanh(normed[j] @ site.project_mix.T) + site.mix[:, j] for j in range(n)]
         write = f(norm(sum(a_m[j][..., None] * streams[j] for j in range(n))))
         streams = [b[k][..., None] * write + sum(a_r[j][..., k, None] * streams[j] for j in range(n)) for k in range(n)]
     return final_norm(sum(streams))
 
 
-def manifold_coefficients(streams, site, *, eps, hc_eps, iterations):
-    """Coefficients c, b, M of mHC (arXiv 2512.24880 eqs 7 to 9) in the order of DeepSeek's code. M applies transposed.
+def single_pass_mhc(streams, sublayers, norms, final_norm, sites, *, eps, hc_eps, iterations):
+    """Single-pass mHC, DeepSeek-V4.1: a site reads with c of the previous site; the first reads stream 0, the last c collapses.
 
-    A site has fn (n (n + 2), n d), base (n (n + 2),) and scale (3,); rows are pre, post, comb.
+    Its coefficients are those of mHC, arXiv 2512.24880 eqs 7 to 9. Rows of a site's parameters are those of c, b and A.
     """
     n = len(streams)
-    flat = torch.cat(streams, dim=-1)
-    mixes = rms(flat, eps) @ site["fn"].T
-    pre, post, comb = mixes[..., :n], mixes[..., n : 2 * n], mixes[..., 2 * n :]
-    base, scale = site["base"], site["scale"]
-    c = torch.sigmoid(scale[0] * pre + base[:n]) + hc_eps
-    b = 2 * torch.sigmoid(scale[1] * post + base[n : 2 * n])
-    m = (scale[2] * comb + base[2 * n :]).unflatten(-1, (n, n)).softmax(-1) + hc_eps
-    m = m / (m.sum(-2, keepdim=True) + hc_eps)
-    for _ in range(iterations - 1):
-        m = m / (m.sum(-1, keepdim=True) + hc_eps)
-        m = m / (m.sum(-2, keepdim=True) + hc_eps)
-    return c, b, m
-
-
-def single_pass_mhc(streams, sublayers, norms, final_norm, sites, *, eps, hc_eps, iterations):
-    """Single-pass mHC, DeepSeek-V4.1: a site reads with c of the previous site; the first reads stream 0, the last c collapses."""
-    n = len(streams)
-    c = [1.0] + [0.0] * (n - 1)
+    c = torch.eye(n)[0]
     for f, norm, site in zip(sublayers, norms, sites, strict=True):
-        read = sum(c[j] * streams[j] for j in range(n))
-        following, b, m = manifold_coefficients(streams, site, eps=eps, hc_eps=hc_eps, iterations=iterations)
-        write = f(norm(read))
-        streams = [b[..., k, None] * write + sum(m[..., j, k, None] * streams[j] for j in range(n)) for k in range(n)]
-        c = [following[..., j, None] for j in range(n)]
-    return final_norm(sum(c[j] * streams[j] for j in range(n)))
+        of_rows = site.scale.repeat_interleave(torch.tensor([n, n, n * n]))
+        logits = of_rows * (rms(torch.cat(streams, dim=-1), eps) @ site.project.T) + site.bias
+        b = 2 * torch.sigmoid(logits[..., n : 2 * n])
+        a = sinkhorn(logits[..., 2 * n :].unflatten(-1, (n, n)), iterations, hc_eps)
+        write = f(norm(sum(c[..., j, None] * streams[j] for j in range(n))))
+        streams = [b[..., k, None] * write + sum(a[..., k, j, None] * streams[j] for j in range(n)) for k in range(n)]
+        c = torch.sigmoid(logits[..., :n]) + hc_eps
+    return final_norm(sum(c[..., j, None] * streams[j] for j in range(n)))
 
 
 def attend_over_depth(sources, query, key_weight, eps):
     """Attention over sources: sum_i p_i v_i, p = softmax_i(query . (key_weight * rms(v_i)))."""
-    scores = [(rms(v, eps) * key_weight) @ query for v in sources]
-    largest = torch.stack(scores).amax(0).detach()
-    weights = [(score - largest).exp() for score in scores]
-    total = sum(weights)
-    return sum((weight / total)[..., None] * v for weight, v in zip(weights, sources, strict=True))
-
-
-def attention_residuals(x, sublayers, norms, final_norm, reads, *, eps):
-    """Full attention residuals, arXiv 2603.15031: each write is a source; nothing is added. The last read is the output's."""
-    sources = [x]
-    for f, norm, (query, key_weight) in zip(sublayers, norms, reads[:-1], strict=True):
-        sources.append(f(norm(attend_over_depth(sources, query, key_weight, eps))))
-    return final_norm(attend_over_depth(sources, *reads[-1], eps))
+    weights = torch.stack([(rms(v, eps) * key_weight) @ query for v in sources]).softmax(0)
+    return sum(weight[..., None] * v for weight, v in zip(weights, sources, strict=True))
 
 
 def block_attention_residuals(x, sublayers, norms, final_norm, reads, *, eps, block_size):
-    """Block attention residuals; `block_size` counts sublayers. A boundary reads first and then closes the block."""
+    """Block attention residuals, arXiv 2603.15031; `block_size` counts sublayers. A boundary reads first and then closes the block.
+
+    With blocks of one sublayer each write is a source, and nothing is added. The last read is the output's.
+    """
     blocks, partial = [], x
     for site, (f, norm, read) in enumerate(zip(sublayers, norms, reads[:-1], strict=True)):
         h = attend_over_depth([*blocks, partial], *read, eps)
@@ -130,7 +112,7 @@ def muddformer(x, blocks, final_norm, reads, *, eps):
         outputs.append(feed_forward(norm(middle)) + middle)
         w1, w2, a = reads[i]
         ways = a.shape[0]
-        dynamic = torch.nn.functional.gelu(rms(outputs[-1], eps) @ w1) @ w2
+        dynamic = F.gelu(rms(outputs[-1], eps) @ w1) @ w2
         weights = dynamic.unflatten(-1, (ways, len(outputs))) + a
         mixed = [sum(weights[..., way, j, None] * output for j, output in enumerate(outputs)) for way in range(ways)]
         if ways == 4:

@@ -21,20 +21,6 @@ def fading(at):
 # Row and Learned
 
 
-@pytest.mark.parametrize(
-    ("written", "value"),
-    [
-        ("Row()", Row()),
-        ("Row(norm_in=True, b=0.5)", Row(norm_in=True, b=0.5)),
-        ("Row(norm_out=True, a=Learned(init=0.0, per_feature=True))", Row(norm_out=True, a=Learned(0.0, True))),
-        ("Learned(init=1.0, shared=True)", Learned(1.0, shared=True)),
-    ],
-)
-def test_repr_evaluates_to_the_value(written, value):
-    assert repr(value) == written
-    assert eval(written) == value
-
-
 def test_rows_and_wirings_survive_pickle_copy_and_repr():
     for item in (Row(b=Learned(0.5)), Place(0, 1, 2, 2), *wirings.list_all()):
         assert pickle.loads(pickle.dumps(item)) == copy.deepcopy(item) == eval(repr(item), NAMES) == item

@@ -17,40 +17,15 @@ from addnorm import Learned, ResidualStack, Wiring, wirings
 from addnorm.wirings import Computed, Head, Stage
 from addnorm.wirings.coefficients import SigmoidRead
 from support import stream_formulas
+from support.stream_stacks import Branch, D, perturb
 
-D = 6
 START = (1.0, -0.4, 1.7, 0.3)  # factors of the embedding in each stream
-
-
-class Branch(nn.Module):
-    """A sublayer that mixes tokens and features and is not homogeneous."""
-
-    def __init__(self, reads=1):
-        super().__init__()
-        self.weights = nn.ParameterList(torch.randn(D, D) * 0.4 for _ in range(reads))
-        self.out = nn.Parameter(torch.randn(D, D) * 0.4)
-        self.bias = nn.Parameter(torch.randn(D))
-        self.reads = reads
-
-    def forward(self, first, *others):
-        reads = (first, *others)
-        assert len(reads) == self.reads
-        hidden = sum(
-            torch.tanh(read @ weight + k) for k, (read, weight) in enumerate(zip(reads, self.weights, strict=True))
-        )
-        return (hidden + hidden.cumsum(-2)) @ self.out + self.bias
 
 
 def make_stack(wiring, num_sublayers=6, reads=None, **options):
     """Return a float64 stack with perturbed parameters; `reads[i]` are the inputs of sublayer i."""
-    torch.manual_seed(0)
-    reads = reads or [1] * num_sublayers
-    stack = ResidualStack([Branch(k) for k in reads], D, wiring, **options).double()
-    with torch.no_grad():
-        for name, parameter in stack.named_parameters():
-            if "sublayer" not in name:
-                parameter.add_(torch.randn_like(parameter) * 0.4)
-    return stack
+    sublayers = [Branch(k) for k in reads or [1] * num_sublayers]
+    return perturb(ResidualStack(sublayers, D, wiring, **options).double())
 
 
 def function(norm):
@@ -95,33 +70,12 @@ def case(stack):
 
 @case(lambda: make_stack(unequal(wirings.hyper_connections(3, dynamic=False))))
 def static_hyper_connections(stack, x):
-    sites = [(c.inject, c.collapse, c.mix.T) for c in coefficients(stack)]
-    return stream_formulas.static_hyper_connections(streams(x, 3), *parts(stack), sites)
+    return stream_formulas.static_hyper_connections(streams(x, 3), *parts(stack), coefficients(stack))
 
 
 @case(lambda: make_stack(unequal(wirings.hyper_connections(3)), norm="rms", eps=1e-2))
 def dynamic_hyper_connections(stack, x):
-    sites = [
-        {
-            "b": c.inject, "a_m": c.collapse, "a_r": c.mix.T, "w_b": c.project_inject, "w_m": c.project_collapse,
-            "w_r": c.project_mix.T, "s_a": c.scale_mix, "s_b": c.scale_inject,
-            "norm": lambda h, c=c: F.layer_norm(h, (D,), c.norm_weight, c.norm_bias, 1e-5),
-        }
-        for c in coefficients(stack)
-    ]  # fmt: skip
-    return stream_formulas.dynamic_hyper_connections(streams(x, 3), *parts(stack), sites)
-
-
-def to_deepseek(c):
-    """Return the parameters of a `ManifoldConnection` as DeepSeek's code has them, whose matrix applies transposed."""
-    n = c.n
-    fn, base = c.project, c.bias
-    turned = fn[2 * n :].unflatten(0, (n, n)).transpose(0, 1).flatten(0, 1)
-    return {
-        "fn": torch.cat([fn[: 2 * n], turned]),
-        "base": torch.cat([base[: 2 * n], base[2 * n :].unflatten(0, (n, n)).T.flatten()]),
-        "scale": c.scale,
-    }
+    return stream_formulas.dynamic_hyper_connections(streams(x, 3), *parts(stack), coefficients(stack))
 
 
 def strong(stack):
@@ -135,9 +89,8 @@ def strong(stack):
 
 @case(lambda: strong(make_stack(unequal(wirings.mhc(3, single_pass=True, iterations=4)))))
 def single_pass_mhc(stack, x):
-    sites = [to_deepseek(c) for c in coefficients(stack)]
     options = {"eps": 1e-6, "hc_eps": 1e-6, "iterations": 4}
-    return stream_formulas.single_pass_mhc(streams(x, 3), *parts(stack), sites, **options)
+    return stream_formulas.single_pass_mhc(streams(x, 3), *parts(stack), coefficients(stack), **options)
 
 
 def depth_reads(stack):
@@ -146,29 +99,21 @@ def depth_reads(stack):
     return [(torch.zeros(D).double(), torch.ones(D).double()) if c is None else (c.query[0], c.weight) for c in modules]
 
 
-@case(lambda: make_stack(wirings.attention_residuals()))
-def attention_residuals(stack, x):
-    return stream_formulas.attention_residuals(x, *parts(stack), depth_reads(stack), eps=1e-6)
-
-
-def attention_by_block(sublayers, stack, x):
-    reads = depth_reads(stack)
-    return stream_formulas.block_attention_residuals(x, *parts(stack), reads, eps=1e-6, block_size=sublayers)
-
-
-@case(lambda: make_stack(wirings.attention_residuals(layers_per_block=2), 10))
-def attention_residuals_by_block(stack, x):
-    return attention_by_block(4, stack, x)
-
-
-@case(lambda: make_stack(wirings.attention_residuals(layers_per_block=3), 12))
-def attention_residuals_by_block_without_rest(stack, x):
-    return attention_by_block(6, stack, x)
-
-
-@case(lambda: make_stack(wirings.attention_residuals(layers_per_block=2), 12, sublayers_per_layer=3))
-def attention_residuals_by_block_of_decoder_layers(stack, x):
-    return attention_by_block(6, stack, x)
+BLOCKS = {  # by the number of sublayers in a block
+    "1": lambda: make_stack(wirings.attention_residuals()),
+    "4": lambda: make_stack(wirings.attention_residuals(layers_per_block=2), 10),
+    "6, without rest": lambda: make_stack(wirings.attention_residuals(layers_per_block=3), 12),
+    "6, of decoder layers": lambda: make_stack(
+        wirings.attention_residuals(layers_per_block=2), 12, sublayers_per_layer=3
+    ),
+}
+for size, make in BLOCKS.items():
+    CASES[f"attention residuals in blocks of {size}"] = (
+        make,
+        lambda stack, x, size=int(size[0]): stream_formulas.block_attention_residuals(
+            x, *parts(stack), depth_reads(stack), eps=1e-6, block_size=size
+        ),
+    )
 
 
 def pre_ln_layers(stack):
@@ -193,19 +138,11 @@ def average_by_depth(stack, x, dilation, period):
     return stream_formulas.denseformer(x, layers, parts(stack)[2], weights, dilation=dilation, period=period)
 
 
-@case(lambda: make_stack(wirings.denseformer(), 8))
-def denseformer(stack, x):
-    return average_by_depth(stack, x, 1, 1)
-
-
-@case(lambda: make_stack(wirings.denseformer(dilation=2, period=3), 14))
-def denseformer_with_dilation_and_period(stack, x):
-    return average_by_depth(stack, x, 2, 3)
-
-
-@case(lambda: make_stack(wirings.denseformer(dilation=3, period=2), 12))
-def denseformer_that_ends_in_an_average(stack, x):
-    return average_by_depth(stack, x, 3, 2)
+for dilation, period, number in ((1, 1, 8), (2, 3, 14), (3, 2, 12)):  # the last ends in an average
+    wiring = wirings.denseformer(dilation=dilation, period=period)
+    CASES[repr(wiring)] = (
+        functools.partial(make_stack, wiring, number), functools.partial(average_by_depth, dilation=dilation, period=period),
+    )  # fmt: skip
 
 
 def mudd(stack, x, spread):
