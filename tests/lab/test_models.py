@@ -1,25 +1,21 @@
-"""Tests of `addnorm.lab.models`."""
+"""Tests of the lab's models: shared weights, variances, and results that depend on the seed alone."""
 
 import pytest
 import torch
 
 from addnorm import wirings
+from addnorm.lab import InitProbe, StreamsProbe
 from addnorm.lab.models import CharLM
 from addnorm.lab.run import as_lab_wiring
-from support.equality import assert_same
+from addnorm.lab.streams import token_similarity
+from addnorm.lab.toy_model import ToyModel
+from support.instrumented_model import similarity
+from support.lab_runs import TEXT
 from support.stacks import ALL
 
 
 def model(wiring, seed=0, **options):
     return CharLM(11, 2, as_lab_wiring(wiring), **{"d_model": 16, "nhead": 2, "tokens": 8, "seed": seed, **options})
-
-
-def test_char_lm_depends_only_on_its_seed():
-    before = torch.random.get_rng_state()
-    first, again, other = (model("pre_ln", seed).state_dict() for seed in (0, 0, 1))
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert_same(again, first)
-    assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
 
 
 @pytest.mark.parametrize("wiring", [wiring for wiring in ALL if wiring.profile is None], ids=lambda wiring: wiring.name)
@@ -48,3 +44,42 @@ def test_admin_factors_are_measured_on_the_text():
     differ = [name for name, weight in first.named_parameters() if not torch.equal(weight, other.get_parameter(name))]
     assert differ
     assert all("decoder" in name for name in differ)
+
+
+def test_attention_averages_tokens_unless_they_are_separate():
+    model = ToyModel(1, "pre_ln", 0)
+    attention, x = model.stack.connections[0].sublayer, torch.randn(2, 5, 64)
+    torch.testing.assert_close(attention(x), attention.value(x).mean(1, keepdim=True).expand(2, 5, 64))
+    model.separate_tokens()
+    torch.testing.assert_close(attention(x), attention.value(x))
+
+
+def test_toy_model_weights_have_variance_one_over_d():
+    model = ToyModel(8, "post_ln", 0)
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.stack.parameters()])
+    assert float(weights.var()) == pytest.approx(1 / 64, rel=0.03)
+    assert all(parameter.dim() == 2 for parameter in model.parameters())
+
+
+def test_token_similarity_is_mean_cosine_of_pairs():
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    assert token_similarity(x) == pytest.approx(similarity(x))
+    assert token_similarity(x[:, :1].expand(3, 5, 8)) == pytest.approx(1)
+
+
+SEEDED = {
+    "Text.batch": lambda seed: [part.tolist() for part in TEXT.batch(seed, 7, 4, 8)],
+    "CharLM": lambda seed: model("pre_ln", seed)(torch.arange(8)[None]).tolist(),
+    "ToyModel": lambda seed: ToyModel(2, "pre_ln", seed)().item(),
+    "InitProbe": lambda seed: InitProbe("pre", sublayers=4, seed=seed).measure()["stream"],
+    "StreamsProbe": lambda seed: StreamsProbe("gated_residual", 4, 8, tokens=3, n=3, seed=seed).measure()["gradient"],
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_results_depend_only_on_the_seed(name):
+    """Leave torch's global generator as it is, too."""
+    before = torch.random.get_rng_state()
+    first, again, other = map(SEEDED[name], (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert first == again != other
