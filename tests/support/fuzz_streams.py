@@ -1,4 +1,4 @@
-"""Random calls of `add_norm_streams` for the fuzz target: accuracy, equal bits of equal calls, and calls that must be refused."""
+"""Random calls of `add_norm_streams` for the fuzz target: accuracy, and equal bits of equal calls."""
 
 import math
 import random
@@ -10,7 +10,7 @@ from addnorm.ops.options import NORMS
 from addnorm.ops.streams.kinds import GATE_KINDS
 from support.fuzz_bits import compute, is_same, on_other_threads
 from support.fuzz_calls import lay_out
-from support.fuzz_invalid import call_operators, check_refused
+from support.fuzz_operators import call_operators
 from support.stream_calls import BY_TOKEN, MODES, assert_accurate, make_call, make_cotangents, run
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,7 +43,7 @@ def find_errors(seed):
             assert_accurate(call, roundings=128)
         except AssertionError as error:
             lines.append(str(error))
-    lines += find_differences(call, rng) + find_spread(call, rng) + check_refusal(call, rng)
+    lines += find_differences(call, rng) + find_spread(call, rng)
     call_operators(lambda: run(call, call.leaves(), make_cotangents(call)), call.tensors["streams"], rng)
     return [f"{describe(call)}: {line}" for line in lines]
 
@@ -115,20 +115,3 @@ def find_spread(call, rng):
             value.reshape(rows, -1)[others], plain[key].reshape(rows, -1)[others], rtol=1e-5, atol=1e-6
         )
     ]
-
-
-def check_refusal(call, rng):
-    """Return one line if a call with a wrong argument does not raise an error that names this argument."""
-    name = rng.choice([*call.tensors])
-    t = call.tensors[name]
-    wrong = [
-        t.long(), t.to(torch.complex64), t.to("meta"), t.new_ones((*t.shape[:-1], t.shape[-1] + 1)), t[None, None, None],
-        t.tolist(), "tensor", t.bool(), t.to(torch.float8_e4m3fn), t.to_sparse(),
-    ]  # fmt: skip
-    wrong = wrong[:3] + wrong[5:] if name == "streams" else wrong  # streams of another shape may be valid
-    value = rng.choice(wrong)
-    tensors = {**call.tensors, name: value}
-    if rng.random() < 0.5:
-        tensors = {key: t.detach().requires_grad_() if key != name else t for key, t in tensors.items()}
-    text = f"{name} = {type(value).__name__} {getattr(value, 'dtype', '')} {tuple(getattr(value, 'shape', ()))}"
-    return check_refused(lambda: call(tensors), text, [name] if name != "streams" else [""])  # any sentence
