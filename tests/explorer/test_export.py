@@ -200,11 +200,11 @@ def test_page_shows_the_exported_numbers(disk_page):
     page = disk_page.show("#v=1&S=4&gain=0.5&pins=place:pre,S:4,gain:0.5")
     for keys, params in (("1", {"placement": "post"}), ("2", {"placement": "pre"}), ("5", {"placement": "deepnorm"})):
         if keys != "1":
-            disk_page.after(lambda keys=keys: page.keyboard.press(keys))
+            disk_page.after(page.keyboard.press, keys)
         expected = respond(stack, {"sublayers": 4, "gain": 0.5} | params)
         assert rounded(json.loads(disk_page.download("JSON"))["measured"]) == rounded(expected)
     assert page.locator("#panel-stack input[type=range]:visible").count() == 3
-    assert page.locator("#panel-stack .exported code").inner_text() == "pip install 'addnorm[web]'\naddnorm explore"
+    assert disk_page.read("#panel-stack .exported code") == "pip install 'addnorm[web]'\naddnorm explore"
     page = disk_page.show("#v=1&view=streams&swiring=hyper_connections&sS=4&sn=2", "streams")
     expected = respond(streams, {"wiring": "hyper_connections", "sublayers": 4, "n": 2})
     assert rounded(json.loads(disk_page.download("JSON"))["measured"]) == rounded(expected)
@@ -213,9 +213,9 @@ def test_page_shows_the_exported_numbers(disk_page):
 def test_sliders_move_over_the_values(disk_page):
     page = disk_page.show("#v=1&S=4")
     slider = page.get_by_label("Sublayers", exact=True).first
-    disk_page.after(lambda: slider.press("ArrowRight"))
+    disk_page.after(slider.press, "ArrowRight")
     assert page.locator("#panel-stack output").first.inner_text() == "24"
-    disk_page.after(lambda: page.get_by_role("button", name="Another seed").click())
+    disk_page.after(disk_page.click, "Another seed")
     assert disk_page.fragment() == "#v=1&seed=1"
 
 
@@ -269,13 +269,10 @@ def test_missing_steps_and_files_are_reported(disk_page, exported):
     try:
         disk_page.open("#v=1&gain=0.5")
         page.wait_for_selector("#panel-stack .wrong:not([hidden])")
-        assert (
-            "data/stack-24-0.5.js of this exported page cannot be loaded"
-            in page.locator("#panel-stack .wrong").inner_text()
-        )
+        assert "data/stack-24-0.5.js of this exported page cannot be loaded" in disk_page.read("#panel-stack .wrong")
     finally:
         away.rename(file)
-    disk_page.after(lambda: page.keyboard.press("2"))
+    disk_page.after(page.keyboard.press, "2")
     assert page.locator("#panel-stack .wrong").is_hidden()
     assert len(disk_page.console) == 1  # the browser's own line about the file
     disk_page.console.clear()
@@ -283,12 +280,12 @@ def test_missing_steps_and_files_are_reported(disk_page, exported):
 
 def test_race_names_what_it_needs(disk_page):
     page = disk_page.open("#v=1&view=race&L=2", READY["race"])
-    assert page.locator("#panel-race .exported p").inner_text() == (
+    assert disk_page.read("#panel-race .exported p") == (
         "A race trains two small models, so it runs on your own machine:"
     )
     assert page.locator("#panel-race button").count() == 0
     assert disk_page.violations() == []
     assert all("style.css" in line for line in disk_page.console if "violates" in line)
     disk_page.console.clear()  # axe requests the styles, which the policy does not allow
-    page.get_by_role("button", name="Help and keys").click()
+    disk_page.click("Help and keys")
     assert "computed beforehand by addnorm" in page.get_by_role("dialog").inner_text()

@@ -41,7 +41,7 @@ def test_skip_link_focuses_content(new_explorer):
     assert skip.evaluate("link => link.getBoundingClientRect().left") >= 0
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
-    assert page.locator("#notices").inner_text() == ""
+    assert new_explorer.read("#notices") == ""
     assert new_explorer.fragment() == "#v=1&place=pre&S=4&d=8&T=2", "the address holds the state"
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.closest('main') !== null")
@@ -67,7 +67,7 @@ def test_help_and_keys(explorer):
     press("Escape")
     assert box.count() == 0
     assert not press("2")
-    page.get_by_role("button", name="Help and keys").click()
+    explorer.click("Help and keys")
     box.get_by_label("Enable single-key shortcuts").check()
     press("Escape")
     assert press("2")
@@ -98,7 +98,7 @@ def test_link_is_copied(explorer):
     page = explorer.stack("#v=1&S=8&T=4")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.keyboard.press("5")
-    page.get_by_role("button", name="Copy link").click()
+    explorer.click("Copy link")
     page.wait_for_function("() => document.getElementById('notices').textContent.startsWith('The link copied')")
     assert page.evaluate("navigator.clipboard.readText()") == f"{explorer.address}/{explorer.fragment()}"
     assert explorer.fragment() == "#v=1&place=deepnorm&S=8&T=4"
@@ -123,7 +123,7 @@ def test_address_is_read_and_written(new_explorer, view):
         page.keyboard.press(key)
     assert {*new_explorer.fragment()[1:].split("&")} == {*ADDRESSES[view][1:].split("&")}
     new_explorer.wait_for_text(view, text)
-    assert page.locator("#notices").inner_text() == ""
+    assert new_explorer.read("#notices") == ""
 
 
 # Missing features.
@@ -136,9 +136,9 @@ def test_recording_view_without_files(new_explorer):
 
     new_explorer.page.route("**/api/meta", without)
     page = new_explorer.open("#v=1&view=recording", "#panel-recording h2")
-    assert "addnorm explore minilm.json" in page.locator("#panel-recording pre").inner_text()
+    assert "addnorm explore minilm.json" in new_explorer.read("#panel-recording pre")
     assert new_explorer.violations() == []
-    page.get_by_role("button", name="Show code").click()
+    new_explorer.click("Show code")
     assert page.get_by_role("dialog").locator("pre").inner_text().startswith("#")
     page.keyboard.press("Escape")
     assert json.loads(new_explorer.download("JSON")) is None
@@ -160,12 +160,12 @@ def test_missing_server_is_reported(new_explorer):
     measured = json.loads(new_explorer.download("JSON"))["params"]
     assert measured["placement"] == "post", "the file holds what was measured, not what was requested"
     page.unroute("**/api/stack")
-    new_explorer.after(lambda: page.get_by_role("radio", name="reordered").check())
+    new_explorer.after(page.get_by_role("radio", name="reordered").check)
     assert not alert.is_visible()
     assert set(page.evaluate(opacities)) == {"1"}
     page.route("**/api/meta", lambda route: route.abort())
     new_explorer.open("", "main .wrong")
-    assert page.locator("main .wrong").inner_text() == sentence
+    assert new_explorer.read("main .wrong") == sentence
     assert all("ERR_FAILED" in line for line in new_explorer.console)
     new_explorer.console.clear()
 

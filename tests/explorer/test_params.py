@@ -27,13 +27,8 @@ WHOLE = "expected a whole number from 2 to 96 in steps of 2."
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("sublayers", 3, f"sublayers is 3, {WHOLE}"),
-        ("sublayers", 98, f"sublayers is 98, {WHOLE}"),
-        ("sublayers", 24.5, f"sublayers is 24.5, {WHOLE}"),
-        ("sublayers", True, f"sublayers is True, {WHOLE}"),
-        ("sublayers", "24", f"sublayers is '24', {WHOLE}"),
-        ("sublayers", math.nan, f"sublayers is nan, {WHOLE}"),
-        ("sublayers", 10**400, f"sublayers is {'1' + '0' * 39}..., {WHOLE}"),
+        *(("sublayers", value, f"sublayers is {value!r}, {WHOLE}") for value in (3, 98, 24.5, True, "24", math.nan)),
+        ("sublayers", 10**400, f"sublayers is 1{39 * '0'}..., {WHOLE}"),
         ("gain", -math.inf, "gain is -inf, expected a number from 0.1 to 3."),
         ("seed", 2**31, "seed is 2147483648, expected a whole number from 0 to 2147483647."),
         ("placement", ["post"], "placement is ['post'], expected one of post, pre."),

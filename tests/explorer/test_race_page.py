@@ -44,9 +44,9 @@ def test_race_marks_equal_events(explorer, steps, race_events):
         assert f"at={step}" in explorer.fragment()
         assert_drawn(explorer, steps, step)
     low, high = sorted(NAMES, key=lambda name: steps[name][3]["loss"])
-    verdict = page.locator(".race-verdict:not(.race-end)").inner_text()
+    verdict = explorer.read(".race-verdict:not(.race-end)")
     assert verdict.startswith(f"Step 3: {low} has a loss of {steps[low][3]['loss']:.3g}, {high} of ")
-    assert race_events[-1]["verdict"][0] in page.locator(".race-end").inner_text()
+    assert race_events[-1]["verdict"][0] in explorer.read(".race-end")
 
 
 def test_race_steps_by_keys_and_chart(explorer, steps, race_events):
@@ -61,12 +61,12 @@ def test_race_steps_by_keys_and_chart(explorer, steps, race_events):
     page.keyboard.press("Home")
     assert_drawn(explorer, steps, 0)
     explorer.pass_time(1100)  # steps within a second are one step for the Back button
-    page.get_by_role("button", name="Next step").click()
+    explorer.click("Next step")
     assert_drawn(explorer, steps, 1)
     page.go_back()
     assert_drawn(explorer, steps, 0)
     assert page.get_by_role("button", name="Previous step").is_disabled()
-    page.get_by_role("button", name="Play").click()
+    explorer.click("Play")
     assert page.get_by_role("button", name="Pause").is_visible()
     page.wait_for_selector("#panel-race[data-step='5']")
     page.get_by_role("button", name="Play").wait_for()
@@ -76,15 +76,15 @@ def test_race_steps_by_keys_and_chart(explorer, steps, race_events):
 def test_stopped_race_keeps_steps(explorer):
     page = explorer.open("#v=1&view=race&L=1&steps=500&rd=16&rT=8&rB=2", READY["race"])
     other = page.get_by_label("Against")
-    page.get_by_role("button", name="Start").click()
+    explorer.click("Start")
     page.wait_for_function("() => Number(document.querySelector('#panel-race').dataset.step) >= 3")
     assert page.locator("#panel-race").get_attribute("data-phase") == "running"
     assert other.is_disabled(), "it runs with what it was started with"
     assert page.get_by_role("progressbar").is_visible()
-    page.get_by_role("button", name="Stop").click()
+    explorer.click("Stop")
     page.wait_for_selector("#panel-race[data-phase=stopped]")
     done = int(page.locator("#panel-race").get_attribute("data-step")) + 1
-    assert page.locator(".race-status").inner_text() == f"Stopped after {done} of 500 steps."
+    assert explorer.read(".race-status") == f"Stopped after {done} of 500 steps."
     document = json.loads(explorer.download("JSON"))
     assert document["phase"] == "stopped"
     losses = [event["loss"] for event in document["raced"]["events"] if event.get("racer") == 1]
@@ -99,13 +99,13 @@ def test_stopped_race_keeps_steps(explorer):
 def test_failed_race_keeps_steps(explorer, race_events):
     page = explorer.open(ADDRESS, READY["race"])
     explorer.answer_race([*race_events[:4], {"event": "failed", "error": "The memory is full: take fewer layers."}])
-    page.get_by_role("button", name="Start").click()
+    explorer.click("Start")
     page.wait_for_selector("#panel-race[data-phase=failed]")
     assert page.get_by_role("alert").inner_text() == "The memory is full: take fewer layers."
-    assert page.locator(".race-status").inner_text() == "1 of 6 steps were finished."
+    assert explorer.read(".race-status") == "1 of 6 steps were finished."
     assert explorer.marks("race-loss", "pre_ln") == [race_events[2]["loss"]]
     explorer.answer_race(race_events[:3])
-    page.get_by_role("button", name="Start again").click()
+    explorer.click("Start again")
     page.get_by_text("The race ended early.").wait_for()
     explorer.answer_race(race_events)
     explorer.run_race()
@@ -129,12 +129,12 @@ def test_diverged_racer_is_reported(explorer, race_events):
 
 def test_race_settings(explorer):
     page = explorer.open("#v=1&view=race&steps=20", READY["race"])
-    page.get_by_role("button", name="warm-up helps").click()
+    explorer.click("warm-up helps")
     assert "warm=20" in explorer.fragment(), "no longer than the race"
     assert "lr=" not in explorer.fragment(), "the opening rate, at which post-LN fails"
-    page.get_by_role("button", name="both learn").click()
+    explorer.click("both learn")
     assert "lr=0.001" in explorer.fragment()
-    page.get_by_role("button", name="DeepNorm helps").click()
+    explorer.click("DeepNorm helps")
     assert page.locator(".race-equation").nth(1).inner_text().startswith("x' = N(")
     assert page.get_by_role("img", name="deepnorm as a drawing").is_visible()
     rate = page.get_by_label("Learning rate")

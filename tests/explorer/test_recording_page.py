@@ -62,7 +62,7 @@ def test_recording_marks_and_badges_equal_file(explorer, files, recordings):
         columns = zip(*([*row, *[None] * (len(shares) - len(row))] for row in cells), strict=True)
         assert [sorted(filter(None, column)) for column in columns] == [sorted(filter(None, row)) for row in shares]
     explorer.recording(f"&rec={SCALED}")
-    assert "multiplied or masked between add 1 and add 2" in page.locator(".recording-summary").inner_text()
+    assert "multiplied or masked between add 1 and add 2" in explorer.read(".recording-summary")
 
 
 def test_recording_step_slider_and_comparison(explorer, files):
@@ -70,7 +70,7 @@ def test_recording_step_slider_and_comparison(explorer, files):
     slider = page.get_by_role("slider", name="Step", exact=True)
     assert slider.get_attribute("aria-valuetext") == f"step {STEPS - 1}"
     for step in (2, 1):
-        explorer.after(lambda: slider.press("ArrowLeft"), "recording")
+        explorer.after(slider.press, "ArrowLeft", view="recording")
         assert_drawn(explorer, files[POST], step)
         assert f"rstep={step}" in explorer.fragment()
         assert slider.get_attribute("aria-valuetext") == f"step {step}"
@@ -78,21 +78,21 @@ def test_recording_step_slider_and_comparison(explorer, files):
     assert explorer.marks("recording-stream", "stream, step 0") == first
     page.locator("h2").first.click()
     explorer.pass_time(1100)  # steps within a second are one step for the Back button
-    explorer.after(lambda: page.keyboard.press("]"), "recording")
+    explorer.after(page.keyboard.press, "]", view="recording")
     assert_drawn(explorer, files[POST], 2)
-    explorer.after(page.go_back, "recording")
+    explorer.after(page.go_back, view="recording")
     assert_drawn(explorer, files[POST], 1)
 
 
 def test_recording_statistic_over_steps(explorer, files):
     page = explorer.recording("&rdepth=3")
     rec = files[POST]
-    explorer.after(lambda: page.get_by_label("Statistic").select_option("write.ratio"), "recording")
+    explorer.after(page.get_by_label("Statistic").select_option, "write.ratio", view="recording")
     expected = [value for _, value in rec.over_time(rec.sites[3], "write", "ratio")]
     assert len(expected) == STEPS
     assert explorer.charts()[0]["recording-time"] == {"write / stream, attention 2": expected}
     cursor = page.get_by_role("slider", name="Over the steps: data cursor")
-    explorer.after(lambda: cursor.press("Home"), "recording")
+    explorer.after(cursor.press, "Home", view="recording")
     assert "rstep=0" in explorer.fragment()
     assert_drawn(explorer, rec, 0)
 
@@ -166,7 +166,7 @@ def test_recording_reports_missing_step_and_stream(explorer, more):
     assert page.locator(".recording-results").is_visible()
     assert len(explorer.console) == 1, "the browser reports the response's status itself"
     explorer.console.clear()
-    explorer.after(lambda: page.get_by_role("combobox", name="Recording").select_option("1"), "recording")
+    explorer.after(page.get_by_role("combobox", name="Recording").select_option, "1", view="recording")
     assert not wrong.is_visible()
 
 

@@ -49,7 +49,7 @@ def test_norm_moves_by_keyboard(explorer):
     page = explorer.stack(SMALL)
     chip = page.get_by_role("slider", name="Placement of the norm")
     assert chip.get_attribute("aria-valuetext") == "post-LN: x' = N(x + f(x))"
-    explorer.after(lambda: chip.press("ArrowRight"))
+    explorer.after(chip.press, "ArrowRight")
     assert chip.get_attribute("aria-valuetext") == "pre-LN: x' = x + f(N(x))"
     assert page.get_by_role("radio", name="pre-LN").is_checked(), "the radio group is in step"
     assert_shows(explorer, InitProbe("pre", **SIZES))
@@ -60,16 +60,16 @@ def test_flip_leaves_the_earlier_curve_and_redraws_the_bus(explorer):
     bus, before = page.locator(".bus"), page.locator("#chart-gradient .before")
     curve = page.locator("#chart-gradient .plot .line").get_attribute("d")
     assert (bus.locator(".bus-norm").count(), before.locator("path").count()) == (4, 0)
-    explorer.after(lambda: page.keyboard.press("2"))
+    explorer.after(page.keyboard.press, "2")
     assert (bus.locator(".bus-norm").count(), before.locator("text").inner_html()) == (5, "post-LN, before")
     assert before.locator("path").get_attribute("d").count("L") == curve.count("L") == 4
-    explorer.after(page.get_by_role("button", name="Pin").click)
+    explorer.after(explorer.click, "Pin")
     assert before.locator("path").count() == 0, "pinned stacks take its place"
 
 
 def test_norm_moves_by_mouse(explorer):
     page = explorer.stack(SMALL)
-    explorer.after(lambda: page.locator(".slot[data-place=pre] rect").click())
+    explorer.after(page.locator(".slot[data-place=pre] rect").click)
     assert_shows(explorer, InitProbe("pre", **SIZES))
     chip = page.locator(".chip[role=slider]")
     assert chip.evaluate("one => getComputedStyle(one).touchAction") == "none", "a finger drags it and does not scroll"
@@ -102,14 +102,14 @@ def test_pinned_stack_stays(explorer):
     )
     explorer.after(pin.click)
     assert pin.is_disabled(), "an equal stack is pinned once"
-    explorer.after(lambda: page.keyboard.press("2"))
+    explorer.after(page.keyboard.press, "2")
     post, pre = (InitProbe(name, **SIZES).measure() for name in ("post", "pre"))
     assert explorer.charts()[0]["stream"] == {"pre-LN": pre["stream"], "post-LN": post["stream"]}
     assert ghosts.count() == 9
-    verdict = page.locator(".stack-verdict").inner_text()
+    verdict = explorer.read(".stack-verdict")
     factor = float(re.search(r"Compared with post-LN: the gradient at x_0 is ([\d.]+) times", verdict)[1])
     assert factor == pytest.approx(pre["gradient"][0] / post["gradient"][0], rel=6e-3)
-    explorer.after(page.get_by_role("button", name="Unpin").click)
+    explorer.after(explorer.click, "Unpin")
     assert ghosts.count() == 0
 
 
@@ -150,14 +150,14 @@ def test_overflow_and_underflow_are_reported(explorer):
 
 def test_eight_seeds_range(explorer):
     page = explorer.stack(f"{SMALL}&seed=3")
-    page.get_by_role("button", name="8 seeds").click()
+    explorer.click("8 seeds")
     over = page.locator(".stack-verdict p").filter(has_text="Over seeds 0 to 7")
     shown = re.search(r"x_0 over the end: ([\d.]+) to ([\d.]+);", over.inner_text(timeout=20_000)).groups()
     gradients = [InitProbe(**SIZES, seed=seed).measure()["gradient"] for seed in range(8)]
     ratios = sorted(gradient[0] / gradient[-1] for gradient in gradients)
     assert [*map(float, shown)] == pytest.approx([ratios[0], ratios[-1]], rel=6e-3)
     for key, is_shown in (("2", False), ("1", True)):
-        explorer.after(lambda key=key: page.keyboard.press(key))
+        explorer.after(page.keyboard.press, key)
         assert over.is_visible() == is_shown, "they are of one setting"
 
 

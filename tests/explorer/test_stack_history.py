@@ -17,7 +17,7 @@ def test_slider_keys_are_one_history_entry(explorer):
 
 def test_back_and_forward_move_placement_and_cursors(explorer):
     page = explorer.stack("#v=1&S=8&d=8&T=2")
-    explorer.after(lambda: page.keyboard.press("2"))
+    explorer.after(page.keyboard.press, "2")
     page.get_by_role("slider", name="Residual stream: data cursor", exact=True).press("Home")
     assert explorer.fragment() == "#v=1&place=pre&S=8&d=8&T=2&depth=0"
     explorer.after(page.go_back)
@@ -26,7 +26,7 @@ def test_back_and_forward_move_placement_and_cursors(explorer):
     assert page.get_by_role("radio", name="pre-LN").is_checked()
     assert page.locator(CURSORS).count() == 7
     explorer.after(page.go_back)
-    explorer.after(lambda: page.keyboard.press("3"))
+    explorer.after(page.keyboard.press, "3")
     explorer.after(page.go_back)
     assert explorer.fragment() == "#v=1&S=8&d=8&T=2", "moving a cursor was no step of its own"
 
@@ -89,6 +89,6 @@ WRONG_ADDRESSES = {
 
 def test_wrong_address_is_reported(explorer):
     for fragment, sentence in WRONG_ADDRESSES.items():
-        page = explorer.stack(fragment)
-        assert sentence in page.locator("#notices").inner_text()
+        explorer.stack(fragment)
+        assert sentence in explorer.read("#notices")
         assert all(len(values) > 2 for values in explorer.charts()[0]["stream"].values()), "known settings are drawn"

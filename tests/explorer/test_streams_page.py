@@ -64,21 +64,21 @@ def test_attention_weights_equal_library(explorer):
 
 def test_path_is_walked_by_keyboard(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
-    page.get_by_role("button", name="Next: several streams").click()
+    explorer.click("Next: several streams")
     assert page.get_by_role("tab", selected=True).inner_text() == "Streams"
     page = explorer.show(SMALL, "streams")
     titles, title, following = [], page.locator(".streams-step h3"), page.get_by_role("button", name="Next step")
     for _ in STEPS[1:]:
         titles.append(title.inner_text())
-        explorer.after(lambda: following.press("Enter"), "streams")
+        explorer.after(following.press, "Enter", view="streams")
     assert [*titles, title.inner_text()] == [f"{k + 1}. {step.title}" for k, step in enumerate(STEPS)]
     assert following.is_disabled()
-    explorer.after(lambda: page.keyboard.press("4"), "streams")
+    explorer.after(page.keyboard.press, "4", view="streams")
     assert page.get_by_role("radio", name="mHC").is_checked()
-    explorer.after(lambda: page.get_by_label("More wirings").select_option("resi_dual"), "streams")
+    explorer.after(page.get_by_label("More wirings").select_option, "resi_dual", view="streams")
     assert title.inner_text() == "resi_dual"
     assert page.get_by_role("slider", name="Perturbation").is_disabled()
-    explorer.after(page.get_by_role("button", name="First step").click, "streams")
+    explorer.after(explorer.click, "First step", view="streams")
     assert page.get_by_role("radio", name="pre-LN").is_checked()
 
 
@@ -87,7 +87,7 @@ def test_identical_streams_are_pointed_out(explorer):
     verdict = page.locator(".streams-verdict")
     assert verdict.inner_text().startswith("All streams are identical copies, as before training")
     assert "by no more than round-off" in verdict.inner_text()
-    explorer.after(lambda: page.get_by_role("slider", name="Perturbation").fill("0.5"), "streams")
+    explorer.after(page.get_by_role("slider", name="Perturbation").fill, "0.5", view="streams")
     numbers = re.search(r"up to ([\d.]+) of their size.*by ([\d.]+) of its norm", verdict.inner_text(), re.S).groups()
     expected = StreamsProbe("mhc", 4, 8, perturbation=0.5).measure()
     assert [*map(float, numbers)] == pytest.approx([expected["distance"], expected["difference"]], rel=6e-3)

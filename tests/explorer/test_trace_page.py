@@ -78,7 +78,7 @@ def test_trace_page_shows_non_finite(explorer):
     page = explorer.show(address([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]), "trace")
     assert_shows(page, trace([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]))
     assert page.locator("[data-step=variance] .unwell .trace-value").text_content() == "inf"
-    assert "cannot be drawn" in page.locator(".trace-geometry").inner_text()
+    assert "cannot be drawn" in explorer.read(".trace-geometry")
 
 
 # Moving the norm
@@ -108,9 +108,9 @@ def test_trace_norm_moves(explorer):
 
 
 def test_trace_compares_gradients(explorer):
-    page = explorer.show(address(more="&g=0,3,4"), "trace")
+    explorer.show(address(more="&g=0,3,4"), "trace")
     arrives = math.hypot(*trace(X, SUBLAYER, grad=[0, 3, 4])["dx"].value)
-    assert f"its L2 norm changes from 5 to {arrives:.3g}" in page.locator(".trace-comparison").inner_text()
+    assert f"its L2 norm changes from 5 to {arrives:.3g}" in explorer.read(".trace-comparison")
 
 
 # Typing and dragging
@@ -143,15 +143,15 @@ def test_trace_reports_bad_address(explorer):
     for more, name, sentence in WRONG:
         page = explorer.show(address(more=more), "trace")
         assert page.locator(f"[name='{name}'][aria-invalid=true]").count() == 1
-        assert sentence in page.locator(".trace-problem:not([hidden])").inner_text()
+        assert sentence in explorer.read(".trace-problem:not([hidden])")
         assert_shows(page, trace([99], [1]))  # the trace before it
     page = explorer.open(address(more=WRONG[0][0]), READY["trace"])
     assert_shows(page, PRESETS["lesson-000"].trace())
 
 
 def test_trace_limits_numbers(explorer):
-    page = explorer.show(address([1.0] * 17, [1.0] * 17), "trace")
-    assert "x has 17 numbers, expected 1 to 16" in page.locator(".trace-problem:not([hidden])").inner_text()
+    explorer.show(address([1.0] * 17, [1.0] * 17), "trace")
+    assert "x has 17 numbers, expected 1 to 16" in explorer.read(".trace-problem:not([hidden])")
 
 
 def test_trace_sliders(explorer):
@@ -205,11 +205,11 @@ def test_trace_player(server_address, browser):
     explorer = ExplorerPage(page, server_address)
     page.clock.install()
     explorer.show(address(more="&step=dsublayer"), "trace")
-    page.get_by_role("button", name="Play").click()
+    explorer.click("Play")
     for milliseconds, step in ((0, "dweight"), (2000, "dbias"), (5000, "dbias")):
         page.clock.run_for(milliseconds)
         assert page.locator("[aria-current=step]").get_attribute("data-step") == step
-    assert page.locator(".trace-play").inner_text() == "Play"
+    assert explorer.read(".trace-play") == "Play"
     explorer.assert_clean()
     page.context.close()
 
@@ -225,10 +225,10 @@ def jacobian(z, norm):
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_eigenvalues_equal_autograd(explorer, norm):
-    page = explorer.show(address(more=f"&tnorm={norm}"), "trace")
+    explorer.show(address(more=f"&tnorm={norm}"), "trace")
     z = [a + b for a, b in zip(X, SUBLAYER, strict=True)]
     values = sorted(torch.linalg.eigvalsh(jacobian(z, norm)).tolist())
-    sentence = re.search(r"eigenvalues are (.*?):", page.locator(".trace-geometry").inner_text())
+    sentence = re.search(r"eigenvalues are (.*?):", explorer.read(".trace-geometry"))
     eigenvalues = [float(text.replace("−", "-")) for text in sentence[1].split(", ")]
     assert eigenvalues == pytest.approx(values, rel=5e-3, abs=1e-9)
     assert len([value for value in eigenvalues if value > 0.1]) == (1 if norm == "layer" else 2)
@@ -261,7 +261,7 @@ def test_scaling_and_shifting_the_token(explorer):
         )
         stays = (norm, more) != ("rms", "&plus=4")
         assert (max(map(math.dist, before, after)) < 0.05) == stays
-        sentence = explorer.page.locator(".trace-moved").inner_text()
+        sentence = explorer.read(".trace-moved")
         assert ("its normalized point does not move" in sentence) == stays
 
 
@@ -272,5 +272,5 @@ def test_geometry_of_other_lengths(explorer):
         4: "2 of the gradient's 4 dimensions remain",
     }
     for d, sentence in sentences.items():
-        page = explorer.show(address([1.0, 4.0, 2.0, 8.0][:d], [0.0] * d), "trace")
-        assert sentence in page.locator(".trace-geometry").inner_text()
+        explorer.show(address([1.0, 4.0, 2.0, 8.0][:d], [0.0] * d), "trace")
+        assert sentence in explorer.read(".trace-geometry")

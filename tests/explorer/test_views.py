@@ -33,7 +33,7 @@ def view_page(view, server_address, context, race_events):
     fragment = f"{VIEWS[view]}&zz=1"
     page = explorer.race(fragment, race_events) if view == "race" else explorer.show(fragment, view)
     page.evaluate(OPEN_ALL, view)
-    assert "'zz' in the address is unknown" in page.locator("#notices").inner_text()
+    assert "'zz' in the address is unknown" in explorer.read("#notices")
     yield explorer
     explorer.reset()
     page.close()

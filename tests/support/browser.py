@@ -173,10 +173,10 @@ class ExplorerPage:
             assert bounds == [fields[name].minimum, fields[name].maximum]
             slider.fill(str(value))
 
-    def after(self, act, view="stack"):
+    def after(self, act, *args, view="stack"):
         """Call a function and wait until the view is drawn again."""
         before = self.ready(view)
-        act()
+        act(*args)
         self.page.wait_for_function(
             "([view, n]) => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0) > n", arg=[view, before]
         )
@@ -192,7 +192,7 @@ class ExplorerPage:
 
     def run_code(self):
         """Run the code that the page shows; return what it prints, and its names."""
-        self.page.get_by_role("button", name="Show code").click()
+        self.click("Show code")
         code, names = self.page.locator("dialog pre").inner_text(), {}
         self.page.keyboard.press("Escape")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -212,6 +212,14 @@ class ExplorerPage:
         self.page.evaluate(
             "ms => { const now = performance.now.bind(performance); performance.now = () => now() + ms; }", milliseconds
         )
+
+    def click(self, name):
+        """Press a button."""
+        self.page.get_by_role("button", name=name).click()
+
+    def read(self, selector):
+        """Return the text of an element."""
+        return self.page.locator(selector).inner_text()
 
     def ready(self, view="stack"):
         """Return how often the view was drawn."""
