@@ -17,8 +17,10 @@ from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import RecordedSite
 from support.families import shake
+from support.instrumented_model import record
 from support.random_programs import random_program
 from support.report_pages import blocks_of, check_page, figure, head, tables
+from support.stream_steps import X
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +31,10 @@ def measured():
     torch.set_num_threads(1)
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
     model = torch.nn.TransformerEncoder(layer, 2, torch.nn.LayerNorm(16), enable_nested_tensor=False).eval()
-    x = torch.randn(2, 5, 16)
-    inspection = addnorm.inspect(model, x)
+    inspection = addnorm.inspect(model, X)
     with addnorm.record(model) as recording:
-        (model(x) * torch.randn(16)).sum().backward()
-    ablations = addnorm.ablate_each(inspection, x, loss=lambda y: y[..., 0].square().mean())
+        (model(X) * torch.randn(16)).sum().backward()
+    ablations = addnorm.ablate_each(inspection, X, loss=lambda y: y[..., 0].square().mean())
     torch.set_num_threads(threads)
     page = build_model_page(inspection, recording, ablations, {"inputs": "drawn"})
     return SimpleNamespace(model=model, inspection=inspection, recording=recording, ablations=ablations, page=page)
@@ -164,7 +165,7 @@ def test_empty_recording_has_no_findings():
 
 
 def test_unclosed_and_unknown_sites_are_shown(measured):
-    inspection = addnorm.inspect(measured.model, torch.randn(2, 5, 16))
+    inspection = addnorm.inspect(measured.model, X)
     inspection.sites[1].closes, inspection.sites[1].closure = False, 0.5
     inspection.unknown = (Unknown("a<b>", "it is <i>odd</i>"), Unknown("", "nobody knows"))
     page = build_model_page(inspection)
@@ -210,13 +211,11 @@ class OneSublayer(torch.nn.Module):
 
 @pytest.mark.parametrize("with_nan", [False, True])
 def test_page_of_one_sublayer_and_of_nan(with_nan):
-    torch.manual_seed(0)
     model, x = OneSublayer(), torch.randn(2, 4, 8)
     if with_nan:
         x[0, 0, 0] = math.nan
     inspection = addnorm.inspect(model, x)
-    with addnorm.record(model, grads=False) as recording:
-        model(x)
+    recording = record(model, x)
     page = build_model_page(inspection, recording)
     check_page(render(page))
     if with_nan:
@@ -230,16 +229,13 @@ def test_page_of_one_sublayer_and_of_nan(with_nan):
 
 @pytest.mark.parametrize("wiring", ["mhc", "attention_residuals", "residual_scaling", "unknown"])
 def test_page_of_a_program_has_its_matrices_and_numbers(wiring):
-    torch.manual_seed(0)
     model = (
         shake(addnorm.nn.Encoder(2, 16, nhead=2, wiring=wiring).eval()) if wiring != "unknown" else random_program(7)
     )
-    x = torch.randn(2, 5, 16)
-    inspection = addnorm.inspect(model, x)
+    inspection = addnorm.inspect(model, X)
     program = inspection.program or inspection.unnamed
-    with addnorm.record(model, grads=False) as rec:
-        model(x)
-    ablations = addnorm.ablate_each(inspection, x) if inspection.program else None
+    rec = record(model, X)
+    ablations = addnorm.ablate_each(inspection, X) if inspection.program else None
     page = build_model_page(inspection, rec, ablations)
     check_page(render(page))
     titles = [section.title for section in page.sections]
@@ -254,7 +250,7 @@ def test_page_of_a_program_has_its_matrices_and_numbers(wiring):
         assert row[0] == statistics.site
         assert row[3] == statistics.rms[0]
     assert all(figure.table.rows for figure in matrices)
-    parts = addnorm.decompose(model, x).mean_shares(1)
+    parts = addnorm.decompose(model, X).mean_shares(1)
     assert [row[2] for row in sources.table.rows] == pytest.approx(
         [parts.get(row[0], 0.0) for row in sources.table.rows]
     )

@@ -3,7 +3,8 @@
 import pytest
 
 from support.instrumented_model import token_ids
-from support.scaled_model import Model, make_stream
+from support.scaled_model import D, Model
+from support.stream_steps import noise
 
 
 @pytest.fixture
@@ -18,4 +19,4 @@ def model(request):
 
 @pytest.fixture
 def x():
-    return make_stream()
+    return noise(2, 5, D)

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 import addnorm
 from support import stacks
 from support.families import families, shake
-from support.stream_steps import D, make_steps, repeat
+from support.instrumented_model import record
+from support.stream_steps import D, make_steps, noise, repeat
 
 WIRINGS = (
     "pre_ln", "sandwich", "peri_ln", "reordered", "layernorm_scaling", "no_norm", "parallel", "depth_mup", "layer_scale",
@@ -17,7 +18,7 @@ WIRINGS = (
 
 @pytest.fixture
 def x():
-    return torch.randn(2, 7, D, generator=torch.Generator().manual_seed(0))
+    return noise(2, 7, D)
 
 
 def encoder(wiring, **options):
@@ -121,7 +122,6 @@ class Multiplied(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
         self.f = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(3))
         self.norm = nn.ModuleList(nn.LayerNorm(D, bias=False) for _ in range(3))
         for norm in self.norm:
@@ -181,8 +181,7 @@ def test_factors_between_adds(before, after):
     torch.testing.assert_close([*parts.components().values()], components, rtol=1e-9, atol=1e-12)
 
     if all(factor is None or isinstance(factor, float) for factor in (before, after)):
-        with addnorm.record(model, grads=False) as rec, torch.no_grad():
-            model(x, before, after)
+        rec = record(model, x, before, after)
         assert rec.balances["stream"].reason == ""
         sources, rows = rec.memory_maps["stream"]
         assert [*parts.sources] == sources

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import addnorm
+from support.families import noise
+from support.instrumented_model import record, step
 from support.stacks import torch_encoder
 
 SITES = ["layers.0.self_attn", "layers.0", "layers.1.self_attn", "layers.1"]
@@ -18,7 +20,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def x():
-    return torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
+    return noise(3, 5, 16)
 
 
 @pytest.fixture
@@ -35,9 +37,7 @@ def printed(capsys, monkeypatch):
 
 
 def test_print_recording_shows_header_and_rows(model, x, printed):
-    with addnorm.record(model) as rec:
-        model(x).square().mean().backward()
-    model.zero_grad()
+    rec = step(model, x)
     lines = printed(rec)
     assert lines[0] == "Recording of TransformerEncoder: 4 sublayers, step 0, with gradients"
     assert lines[1:3] == ["model: TransformerEncoder", "inputs: argument 1 (3, 5, 16) float32"]
@@ -50,8 +50,7 @@ def test_print_recording_shows_header_and_rows(model, x, printed):
 
 
 def test_print_recording_of_one_token_without_loss(model, x, printed):
-    with addnorm.record(model) as rec, torch.no_grad():
-        model(x[:1, :1])
+    rec = record(model, x[:1, :1])
     text = " ".join(printed(rec))
     assert "loss: none, forward only" in text
     assert "nan" not in text
@@ -84,8 +83,7 @@ def test_print_decomposition_shows_shares(model, x, printed):
 
 def test_print_names_x_0_and_the_norm_of_the_embedding_once(model, x, printed):
     normed = torch.nn.Sequential(torch.nn.LayerNorm(16), model)
-    with addnorm.record(normed, grads=False) as rec:
-        normed(x)
+    rec = record(normed, x)
     inspection = addnorm.inspect(normed, x)
     assert "with a norm of the embedding" in inspection.streams[0].remarks
     lines = printed(inspection)

@@ -11,6 +11,7 @@ import addnorm
 from addnorm import Learned, Row
 from support.families import shake
 from support.stacks import encoder, torch_encoder
+from support.stream_steps import X
 
 LAYERS, D = 3, 16
 
@@ -21,7 +22,7 @@ def make_model(norm_first=True, num_layers=LAYERS, **options):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["pre_ln", "post_ln"])
 def case(request):
-    model, x = make_model(request.param), torch.randn(2, 5, D)
+    model, x = make_model(request.param), X
     return model, x, addnorm.inspect(model, x)
 
 
@@ -84,7 +85,7 @@ def test_ends_of_the_stream_are_compared(case):
     (sentence,) = list_differences(model, 1.01 * x, inspection)
     assert sentence.startswith("the difference begins at the start of the stream: relative error 0.010")
     assert "more term" not in sentence
-    (sentence,) = list_differences(model, torch.randn(2, 5, D), inspection)
+    (sentence,) = list_differences(model, X * X, inspection)
     assert "more term" not in sentence  # no other order of dimensions is taken for the same
 
 
@@ -92,7 +93,6 @@ def test_ends_of_the_stream_are_compared(case):
     "wiring", [Row(norm_in=True, b=0.5), Row(norm_in=True, b=Learned(0.5)), Row(norm_out=True, a=1.5)], ids=str
 )
 def test_factors_are_compared_by_their_numbers(wiring):
-    x = torch.randn(2, 5, D)
     model = shake(encoder(wiring))
     other = replace(wiring, a=wiring.a * 1.1) if isinstance(wiring.b, float) else wiring
     twin = encoder(other)
@@ -100,7 +100,7 @@ def test_factors_are_compared_by_their_numbers(wiring):
     if other is wiring:
         with torch.no_grad():
             twin.stack.layers[1].connections[0].b.add_(0.1)
-    first, *_ = list_differences(twin, x, model)
+    first, *_ = list_differences(twin, X, model)
     learned = "the difference begins at the add after the attention of layer 2 (stack.layers.1.connections.0.sublayer)"
     assert first.startswith(
         learned if other is wiring else f"the factor of the residual is {other.a:.4g}, expected {wiring.a:g}"
@@ -129,8 +129,7 @@ def test_sum_in_another_dtype_is_named():
     for layer in twin.layers:
         layer.__class__ = Wide
     twin.norm.float()
-    x = torch.randn(2, 5, D).bfloat16()
-    (sentence, *_) = list_differences(model, x, twin)
+    (sentence, *_) = list_differences(model, X.bfloat16(), twin)
     assert sentence == "the dtype of the sum is bfloat16, expected float32: in all 6"
 
 
@@ -152,14 +151,13 @@ def test_another_implementation_agrees(case):
 
 def test_norm_of_the_embedding_is_compared():
     model, twin = shake(encoder("peri_ln")), shake(encoder("peri_ln"))
-    x = torch.randn(2, 5, D)
-    assert addnorm.verify(twin, x, like=model).agrees
+    assert addnorm.verify(twin, X, like=model).agrees
     with torch.no_grad():
         twin.stack.norm_embedding.weight[3].mul_(1.1)
-    (sentence,) = list_differences(twin, x, model)
+    (sentence,) = list_differences(twin, X, model)
     assert sentence.startswith("the difference begins at the start of the stream: relative error")
     twin.stack.norm_embedding = None
-    sentences = list_differences(twin, x, model)
+    sentences = list_differences(twin, X, model)
     assert "the embedding norm is missing, expected there" in sentences
 
 

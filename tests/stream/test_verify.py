@@ -10,7 +10,7 @@ from addnorm import Learned, Row, Wiring, wirings
 from support.families import shake
 from support.several_streams import make_mhc
 from support.stacks import encoder
-from support.stream_steps import make_steps
+from support.stream_steps import X, make_steps
 
 LAYERS, D = 3, 16
 MOVED = "the norm is after the add, expected before the sublayer"
@@ -70,7 +70,7 @@ PLANTED = [
 @pytest.mark.parametrize(("name", "fields", "words", "count"), PLANTED)
 def test_planted_error_is_named_with_its_sublayers(name, fields, words, count):
     wiring = wirings.get(name)
-    found = addnorm.verify(make_model(change(wiring, **fields)), torch.randn(2, 5, D), wiring=wiring)
+    found = addnorm.verify(make_model(change(wiring, **fields)), X, wiring=wiring)
     assert not found.agrees
     (deviation,) = [one for one in found.deviations if words in str(one)]
     assert len(deviation.sites) == count
@@ -80,31 +80,29 @@ def test_planted_error_is_named_with_its_sublayers(name, fields, words, count):
 
 
 def test_other_wirings_differ_unless_their_rows_are_equal():
-    x = torch.randn(2, 5, D)
     equal = []
     for wiring in ROWS:
-        inspection = addnorm.inspect(make_model(wiring), x)
+        inspection = addnorm.inspect(make_model(wiring), X)
         equal += [(wiring.name, other.name) for other in ROWS if addnorm.verify(inspection, wiring=other).agrees]
     # Three layers of mix_ln are pre-LN; a norm of the embedding is no difference.
     same = {("pre_ln", "mix_ln"), ("mix_ln", "pre_ln"), ("peri_ln", "sandwich")}
     assert {*equal} == same | {(wiring.name, wiring.name) for wiring in ROWS}
     for name in ("resi_dual", "b2t"):
-        found = addnorm.verify(make_model(name), x, wiring="post_ln")
+        found = addnorm.verify(make_model(name), X, wiring="post_ln")
         assert f"the rule of the stream is {name}, expected post_ln" in [str(one) for one in found.deviations]
 
 
 def test_ends_eps_kind_and_dtype_are_compared():
-    x = torch.randn(2, 5, D)
     peri = wirings.peri_ln()
     bare = replace(peri, final_norm=False, embedding_norm=False)
-    texts = [str(one) for one in addnorm.verify(make_model(bare), x, wiring=peri).deviations]
+    texts = [str(one) for one in addnorm.verify(make_model(bare), X, wiring=peri).deviations]
     assert texts == [
         "the norm of the embedding is missing, expected before the first sublayer",
         "the final norm is missing, expected after the last sublayer",
     ]
     model = make_model("pre_ln", eps=1e-5, norm="rms")
-    assert addnorm.verify(model, x, wiring="pre_ln", eps=1e-5, norm="rms", dtype=torch.float32).agrees
-    found = addnorm.verify(model, x, wiring="pre_ln", eps=1e-6, norm="layer", dtype=torch.float64)
+    assert addnorm.verify(model, X, wiring="pre_ln", eps=1e-5, norm="rms", dtype=torch.float32).agrees
+    found = addnorm.verify(model, X, wiring="pre_ln", eps=1e-6, norm="layer", dtype=torch.float64)
     assert sorted(str(one) for one in found.deviations) == [
         "eps is 1e-5, expected 1e-6: in all 7",
         "the dtype of the sum is float32, expected float64: in all 6",
@@ -119,13 +117,13 @@ def test_skip_is_named_and_an_unproven_model_does_not_agree():
             h = h + m.branch(k, h) + (x if k == 3 else 0)
         return m.last(h)
 
-    found = addnorm.verify(make_steps(add_start), torch.randn(2, 5, D), wiring="pre_ln")
+    found = addnorm.verify(make_steps(add_start), X, wiring="pre_ln")
     assert "an earlier state is added once more, expected no skip" in [
         str(one).partition(":")[0] for one in found.deviations
     ]
     gated = addnorm.verify(
         make_steps(lambda m, x: m.last(m.gates[0](x).sigmoid() * x + m.branch(0, x))),
-        torch.randn(2, 5, D),
+        X,
         wiring="pre_ln",
     )
     assert not gated.agrees
@@ -141,7 +139,7 @@ def test_missing_residual_does_not_agree():
             x = m.branch(k, x) + (0 if k == 2 else x)
         return m.last(x)
 
-    found = addnorm.verify(make_steps(run), torch.randn(2, 5, 16), wiring="pre_ln")
+    found = addnorm.verify(make_steps(run), X, wiring="pre_ln")
     assert not found
     assert "mlps.2 computes from the end" in str(found)
 
@@ -166,7 +164,7 @@ WITH_NAN = (
 @pytest.mark.parametrize(("change", "words"), [HUGE, WITH_NAN], ids=["huge", "NaN in one token"])
 @pytest.mark.parametrize("streams", [1, 4])
 def test_numbers_that_prove_nothing_are_no_deviation(streams, change, words):
-    model, wiring, x = make_mhc(), "mhc", torch.randn(2, 5, D)
+    model, wiring, x = make_mhc(), "mhc", X
     if streams == 1:
         model, wiring = encoder("pre_ln"), Row(norm_out=True)
     found = addnorm.verify(model, change(x), wiring=wiring)
@@ -177,7 +175,7 @@ def test_numbers_that_prove_nothing_are_no_deviation(streams, change, words):
 
 @pytest.mark.parametrize("norms", [1, 2])
 def test_verify_counts_the_norms_of_parallel_sublayers(norms):
-    model, x = make_model(wirings.parallel(norms)), torch.randn(2, 5, D)
+    model, x = make_model(wirings.parallel(norms)), X
     assert addnorm.verify(model, x, wiring=wirings.parallel(norms)).agrees
     (deviation,) = addnorm.verify(model, x, wiring=wirings.parallel(3 - norms)).deviations
     assert (deviation.found, deviation.expected, len(deviation.sites)) == (str(norms), str(3 - norms), LAYERS)

@@ -2,32 +2,17 @@
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from support.families import noise, shake
 from support.random_models.layouts import Layout, Sizes
 from support.random_models.sublayers import Attention
+from support.stacks import D, Mlp
 
-D, VOCAB = 16, 99
-
-
-# --- sublayers -----------------------------------------------------------------------------------------------------------
+VOCAB = 99
 
 
 def make_attention():
     return Attention(Layout("batch", Sizes(2, 1, 7, D)))
-
-
-class Mlp(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
-
-    def forward(self, x):
-        return self.down(F.gelu(self.up(x)))
-
-
-# --- models --------------------------------------------------------------------------------------------------------------
 
 
 class Part(nn.Module):

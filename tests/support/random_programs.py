@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from support.families import shake
-from support.handwritten_models import Mlp, make_attention
+from support.handwritten_models import make_attention
 from support.several_streams import FORMS, HandMhc, sinkhorn
+from support.stacks import Mlp
 
 D = 16
 NORMS = (nn.Identity, nn.LayerNorm, nn.RMSNorm)

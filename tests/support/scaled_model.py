@@ -32,8 +32,3 @@ def run_scaled(model, k, scale, x):
         return model(x)
     finally:
         model.scales[k] = 1.0
-
-
-def make_stream():
-    """Return the input of `Model`."""
-    return torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))

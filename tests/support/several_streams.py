@@ -168,7 +168,7 @@ def make_mhc(form="stacked", faults=""):
     return HandMhc(form, faults).eval()
 
 
-# Small models of transformers with several streams, or with computed coefficients. The answers were read in their code.
+# Small models of transformers with several streams, or with computed coefficients; real_models.py has their wirings.
 _BASE = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2}
 _MOE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _MLA = {
@@ -218,19 +218,6 @@ CONFIGS = {
     "neomme:NeoMME": {
         **_KV, "num_hidden_layers": 2, "intermediate_size": 32, "embedding_rank": 16, "embedding_dim": 8, "patch_size": 4,
     },
-}  # fmt: skip
-WIRINGS = {
-    "deepseek_v4:DeepseekV4": ("mhc", {"n": 4, "head": "learned", "iterations": 20, "eps": 1e-6, "norm_eps": 1e-6}),
-    "glm5_next:Glm5NextText": ("mhc", {"n": 4, "head": "mean", "iterations": 20, "eps": 1e-6, "norm_eps": 1e-5}),
-    "hy_v4:HYV4": ("independent_hc", {"n": 4, "magnitude": 2.0, "eps": 1e-6, "norm_eps": 1e-5}),
-    "qwen4_exp:Qwen4ExpText": ("gated_residual", {"n": 4, "rank": 8, "eps": 1e-6}),
-    "inkling2:Inkling2Text": (
-        "attention_residuals", {"layers_per_block": 2, "normed_values": True, "reads": (1, 1, 3)},
-    ),
-    "zaya:Zaya": ("residual_scaling", {}),
-    "beam:Beam": ("depth_scaled", {}),
-    "muse_spark:MuseSparkText": ("gated_mix", {"temperature": 0.3}),
-    "neomme:NeoMME": ("unknown", {}),  # it reads N(λ x + μ x_0) and adds to x, which no published wiring of the catalog does
 }  # fmt: skip
 
 

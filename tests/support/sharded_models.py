@@ -14,8 +14,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from support.handwritten_models import D as WIDTH
-from support.handwritten_models import Mlp
+from support.stacks import D as WIDTH
+from support.stacks import Mlp
 
 HEADS, LAYERS = 4, 2
 

@@ -18,8 +18,6 @@ import numpy
 import torch
 from torch import nn
 
-__all__ = ["STATES", "D", "Fresh", "State", "make_model", "seed_all", "table"]
-
 D = 4
 STATES = {}
 
@@ -118,77 +116,6 @@ class ViewOfBuffer(State):
 # Counters in containers and objects.
 
 
-class Slots(Fresh):
-    @dataclass(slots=True)
-    class Holder:
-        n: int = 0
-        calls: list = field(default_factory=list)
-
-    def setup(self):
-        self.holder = self.Holder()
-
-    def grow(self):
-        self.holder.n += 1
-        self.holder.calls.append(1)
-
-    def count(self):
-        return self.holder.n + len(self.holder.calls)
-
-
-class Context(Fresh):
-    def setup(self):
-        self.variable = contextvars.ContextVar("calls")
-        self.variable.set(0)
-
-    def grow(self):
-        self.variable.set(self.count() + 1)
-
-    def count(self):
-        return self.variable.get()
-
-
-class Bytes(Fresh):
-    def setup(self):
-        self.bytes, self.array = bytearray(2), array("i", [0])
-
-    def grow(self):
-        self.bytes[1] += 1
-        self.array.append(1)
-
-    def count(self):
-        return self.bytes[1] + len(self.array)
-
-
-KEPT = []  # objects that a model knows by weak references
-
-
-class WeakReference(Fresh):
-    class Holder:
-        n = 0
-
-    def setup(self):
-        KEPT[:] = [self.Holder()]
-        self.reference = weakref.ref(KEPT[0])
-
-    def grow(self):
-        self.reference().n += 1
-
-    def count(self):
-        return self.reference().n
-
-
-class WeakKeys(Fresh):
-    def setup(self):
-        self.key = nn.Identity()
-        self.by_module = weakref.WeakKeyDictionary()
-
-    def grow(self):
-        self.by_module[self.key] = self.count() + 1
-
-    def count(self):
-        return self.by_module.get(self.key, 0)
-
-
 class Held(Fresh):
     """Counter in an object that the module holds.
 
@@ -216,6 +143,30 @@ def add_call(item):
     item.n = count_calls(item) + 1
 
 
+@dataclass(slots=True)
+class Slots:
+    n: int = 0
+    calls: list = field(default_factory=list)
+
+
+def make_variable():
+    variable = contextvars.ContextVar("calls")
+    variable.set(0)
+    return variable
+
+
+class Holder:
+    """An object of a class."""
+
+
+KEPT = []  # objects that a model knows by weak references
+
+
+def make_reference():
+    KEPT[:] = [Holder()]
+    return weakref.ref(KEPT[0])
+
+
 HELD = {
     "NestedContainers": (
         lambda: ({"a": [{1: ([],)}]},), lambda t: t[0]["a"][0][1][0].append(1), lambda t: len(t[0]["a"][0][1][0])
@@ -226,12 +177,21 @@ HELD = {
         lambda: OrderedDict.fromkeys((1, 2, 3)), lambda order: order.move_to_end(next(iter(order))), lambda order: next(iter(order))
     ),
     "Object": (
-        lambda: SimpleNamespace(inner=type("Holder", (), {})()), lambda other: add_call(other.inner), lambda other: count_calls(other.inner)
+        lambda: SimpleNamespace(inner=Holder()), lambda other: add_call(other.inner), lambda other: count_calls(other.inner)
     ),
     "NumpyArray": (lambda: numpy.zeros(2), lambda numbers: numbers.put(1, numbers[1] + 1), numpy.sum),
     "ResizedArray": (lambda: numpy.zeros(2), lambda numbers: numbers.resize(len(numbers) + 1, refcheck=False), len),
     "ReshapedArray": (
         lambda: numpy.arange(6.0), lambda numbers: setattr(numbers, "shape", (2, 3) if numbers.ndim == 1 else (6,)), numpy.ndim
+    ),
+    "Slots": (Slots, lambda slots: add_call(slots) or slots.calls.append(1), lambda slots: slots.n + len(slots.calls)),
+    "Context": (make_variable, lambda variable: variable.set(variable.get() + 1), lambda variable: variable.get()),
+    "Bytes": (lambda: bytearray(2), lambda numbers: numbers.__setitem__(1, numbers[1] + 1), sum),
+    "Array": (lambda: array("i", [0]), lambda numbers: numbers.append(1), len),
+    "WeakReference": (make_reference, lambda reference: add_call(reference()), lambda reference: count_calls(reference())),
+    "WeakKeys": (
+        lambda: (nn.Identity(), weakref.WeakKeyDictionary()), lambda held: held[1].update({held[0]: held[1].get(held[0], 0) + 1}),
+        lambda held: held[1].get(held[0], 0),
     ),
     "Queue": (queue.Queue, lambda calls: calls.put(1), queue.Queue.qsize),
     "ThreadLocal": (threading.local, add_call, count_calls),

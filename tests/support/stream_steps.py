@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import addnorm
 from support import families
 from support.families import shake
 
@@ -16,6 +17,7 @@ D = 16
 
 
 noise = partial(families.noise, seed=0)
+X = noise(2, 5, D)
 
 
 class Outer(nn.Module):
@@ -60,6 +62,16 @@ def make_steps(run):
         for parameter in (model.gammas, model.shifts):
             parameter.uniform_(0.3, 0.9, generator=torch.Generator().manual_seed(1))
     return model
+
+
+def inspect_steps(run, *inputs):
+    """Return the inspection of a forward, on one stream of five tokens unless other inputs are passed."""
+    return addnorm.inspect(make_steps(run), *(inputs or (X,)))
+
+
+def list_reasons(inspection):
+    """Return the reasons of what is not understood."""
+    return [unknown.reason for unknown in inspection.unknown]
 
 
 def silence(model, k):

@@ -11,8 +11,6 @@ import numpy
 import torch
 from torch import nn
 
-__all__ = ["UNRESTORED", "Unrestored"]
-
 
 class Registry:
     """Class that no module refers to, with state of its own."""

@@ -9,6 +9,7 @@ import torch
 
 import addnorm
 from support.stacks import encoder
+from support.stream_steps import X
 
 LAYER = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
 SERVED = {
@@ -19,8 +20,7 @@ SERVED = {
 
 @pytest.mark.parametrize("make", SERVED.values(), ids=SERVED)
 def test_other_threads_compute_the_same_bits(make):
-    torch.manual_seed(0)
-    served, x = make().eval(), torch.randn(2, 5, 16)
+    served, x = make().eval(), X
     results = SimpleQueue()  # whose content no tool restores
 
     def serve():
@@ -46,6 +46,5 @@ def test_other_threads_compute_the_same_bits(make):
 
 
 def test_fast_path_of_torch_is_not_taken_where_it_is_observed():
-    torch.manual_seed(0)
     model = torch.nn.TransformerEncoder(copy.deepcopy(LAYER), 2).eval()
-    assert len(addnorm.inspect(model, torch.randn(2, 5, 16)).sites) == 4
+    assert len(addnorm.inspect(model, X).sites) == 4

@@ -9,7 +9,7 @@ from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.memory import Region
 from addnorm.stream.dataflow.state import find_tensors
-from support.handwritten_models import D, Mlp
+from support.stacks import D, Mlp
 
 
 def capture_function(function, *args):

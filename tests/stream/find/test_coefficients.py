@@ -11,7 +11,7 @@ from addnorm import Learned, inspect
 from addnorm.stream.find.naming import identify_wiring
 from stream.find.test_naming import BY_ROWS, summarize
 from support.judge import rows_match
-from support.stream_steps import make_steps, noise, silence
+from support.stream_steps import X, inspect_steps, make_steps, silence
 
 NUM_LAYERS = 3
 
@@ -45,19 +45,19 @@ SUMS = {
 @pytest.mark.parametrize("name", SUMS)
 def test_inspect_counts_all_multiples_of_one_value(name):
     add, wiring, equation = SUMS[name]
-    found = inspect(steps(add, norm_out="post-LN" in name), noise(2, 5, 16))
+    found = inspect(steps(add, norm_out="post-LN" in name), X)
     assert (found.wiring, found.closes) == (wiring, True)
     assert {site.equation.partition(", ")[0].strip() for site in found.sites} == {equation}
 
 
 def test_inspect_refuses_write_of_two_operators():
-    found = inspect(steps(lambda m, x, f: (x + f) + f), noise(2, 5, 16))
+    found = inspect(steps(lambda m, x, f: (x + f) + f), X)
     assert (found.wiring, found.closes) == ("unknown", False)
 
 
 @pytest.mark.parametrize("name", ["(x + f) + x", "x + (f + f)"])
 def test_ablate_removes_write_beside_doubled_value(name):
-    model, x = steps(SUMS[name][0]), noise(2, 5, 16)
+    model, x = steps(SUMS[name][0]), X
     with addnorm.ablate(inspect(model, x).sites[1]):
         actual = model(x)
     silence(model, 1)
@@ -66,7 +66,7 @@ def test_ablate_removes_write_beside_doubled_value(name):
 
 
 def test_inspect_remarks_on_detached_part_of_residual():
-    found = inspect(steps(SUMS["x + 0.1 x.detach() + f"][0]), noise(2, 5, 16))
+    found = inspect(steps(SUMS["x + 0.1 x.detach() + f"][0]), X)
     (remark,) = found.streams[0].remarks
     assert remark.startswith("a part of the residual of 4 of its 4 sublayers is detached, ")
 
@@ -98,7 +98,7 @@ def skips(length):
     (4, "pre_ln", "an earlier state is added once more, which this wiring does not do"),
 ])  # fmt: skip
 def test_inspect_names_no_wiring_with_skip_in_each_layer(length, wiring, remark):
-    found = inspect(make_layers(skips(length)), noise(2, 5, 16))
+    found = inspect(make_layers(skips(length)), X)
     assert (found.wiring, found.closes) == (wiring, True)
     assert found.streams[0].remarks == (remark,)
 
@@ -132,7 +132,7 @@ def times(factor, x):
     {}, {"skip": 0.5}, {"skip": -1.0}, {"inner": 0.5}, {"outer": 2.0},
 ], ids=str)  # fmt: skip
 def test_inspect_names_bottom_to_top_by_all_factors(change):
-    found = inspect(make_layers(bottom_to_top(**change)), noise(2, 5, 16))
+    found = inspect(make_layers(bottom_to_top(**change)), X)
     assert (found.wiring == "b2t") == (not change)
 
 
@@ -140,7 +140,7 @@ def test_inspect_names_bottom_to_top_by_all_factors(change):
     {}, {"start": 2.0}, {"decay": 0.9}, {"write": 2.0}, {"second": 2.0}, {"write": 2.0, "second": 2.0}, {"end": 0.5}, {"end": -1.0},
 ], ids=str)  # fmt: skip
 def test_inspect_names_resi_dual_by_all_factors(change):
-    found = inspect(make_steps(resi_dual(**change)), noise(2, 5, 16))
+    found = inspect_steps(resi_dual(**change))
     assert (found.wiring == "resi_dual") == (not change)
     assert found.closes == (change.keys() <= {"write"})  # otherwise the second stream is in no row
 

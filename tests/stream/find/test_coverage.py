@@ -7,7 +7,7 @@ from torch.nn import functional as F
 import addnorm
 from addnorm import inspect
 from support import stream_steps as steps
-from support.stream_steps import D, make_steps, noise, normalize, repeat, run_layers
+from support.stream_steps import D, inspect_steps, list_reasons, make_steps, noise, normalize, repeat, run_layers
 
 # Sums, functions and factors that are easily taken for something else; stream_steps.py has other forwards.
 
@@ -99,13 +99,13 @@ def residual_of_the_norm(first):
     return repeat(step, end=normalize if first else None)
 
 
-ONE = (noise(2, 5, D),)
+ONE = ()  # the usual input
 IMAGE = (noise(2, D, 5, 4),)
 PAIR = (noise(2, 6, D), noise(2, 5, D, seed=1))
 
 # The kinds of the sublayers, by their first letters, where a name alone does not show them.
 KINDS = {
-    "token mixers": "ooo", "token mixers without norms": "ofof", "means of pairs": "fff",
+    "token mixers": "ooo", "token mixers without norms": "ofof", "means of pairs": "fff", "means of tokens": "ooo",
 }  # fmt: skip
 # forward, inputs, name, equations without the values of learned factors
 PRE_LN, BOTH_NORMS = "x' = x + f(N(x))", "x' = N(x + f(N(x)))"
@@ -121,6 +121,7 @@ UNDERSTOOD = {
     "sum of normed sublayers": (steps.sums_of_normed_sublayers, ONE, "parallel", [PRE_LN] * 4),
     "first state again": (first_state_again, ONE, "pre_ln", [PRE_LN, *["x' = 0.5 x + 0.3 skip", PRE_LN] * 2]),
     "means of pairs": (means_of_pairs, ONE, "unknown", ["x' = 0.5 x + 0.5 f(N(x))"] * 3),
+    "means of tokens": (means_of_tokens, ONE, "pre_ln", [PRE_LN] * 3),
     "residual of every second norm": (
         residual_of_the_norm(0), ONE, "unknown", ["x' = x + f(x)", BOTH_NORMS, "x' = x + f(x)", PRE_LN],
     ),
@@ -135,7 +136,7 @@ def list_equations(stream):
 @pytest.mark.parametrize("name", UNDERSTOOD)
 def test_inspect_finds_rows_of_unusual_steps(name):
     run, inputs, wiring, equations = UNDERSTOOD[name]
-    inspection = inspect(make_steps(run), *inputs)
+    inspection = inspect_steps(run, *inputs)
     assert inspection.unknown == ()
     assert inspection.closes
     assert inspection.wiring == wiring
@@ -164,27 +165,28 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_inspect_refuses_steps_in_no_row(name):
     run, inputs, reason, *named_tokens = REFUSED[name]
-    inspection = inspect(make_steps(run), *inputs)
+    inspection = inspect_steps(run, *inputs)
     assert any(reason in unknown.reason for unknown in inspection.unknown), inspection.unknown
     assert not inspection.closes
     named = [stream for stream in inspection.streams if stream.wiring is not None]
     assert {stream.chain.adds[0].x.shape[1] for stream in named} == {*named_tokens}
 
 
-def test_inspect_remarks_on_first_state_again():
-    stream = inspect(make_steps(first_state_again), *ONE).streams[0]
-    assert stream.remarks == ("between sublayers the stream is multiplied by a factor, and an earlier state is added",)
-
-
-def test_inspect_tells_means_of_tokens_from_feed_forwards():
-    stream = inspect(make_steps(means_of_tokens), *ONE).streams[0]
-    assert {site.kind for site in stream.sites} == {"other"}
-    assert stream.remarks == ("the end of the stream is multiplied by a factor before the final norm",)
+@pytest.mark.parametrize(
+    ("run", "remark"),
+    [
+        (first_state_again, "between sublayers the stream is multiplied by a factor, and an earlier state is added"),
+        (means_of_tokens, "the end of the stream is multiplied by a factor before the final norm"),
+        (unused_norm, "without the final norm of this wiring"),
+    ],
+)
+def test_inspect_remarks_on_unusual_streams(run, remark):
+    assert inspect_steps(run).streams[0].remarks == (remark,)
 
 
 def test_inspect_remarks_on_both_ends():
     """The embedding's norm is doubled, and two norms follow the stream; its tokens are sorted before."""
-    stream = inspect(make_steps(scaled_ends), *ONE).streams[0]
+    stream = inspect_steps(scaled_ends).streams[0]
     assert (stream.embedding_norm.path, stream.final_norm.path) == ("others.0", "last")
     assert {"the norm of the embedding is multiplied by a factor", "2 final norms, one after the other"} <= {
         *stream.remarks
@@ -192,28 +194,22 @@ def test_inspect_remarks_on_both_ends():
 
 
 def test_inspect_notes_dropout_of_the_stream():
-    inspection = inspect(make_steps(dropout_of_the_stream).train(), *ONE)
+    inspection = inspect(make_steps(dropout_of_the_stream).train(), steps.X)
     assert [site.notes for site in inspection.sites] == [("dropout of the stream",)] * 2 + [()]
 
 
 def test_inspect_calls_moved_tokens_no_feed_forward():
-    inspection = inspect(make_steps(smeared), *ONE)
+    inspection = inspect_steps(smeared)
     assert [site.kind[0] for site in inspection.sites] == ["f", "f", "o", "f"]
     assert inspection.wiring == "unknown"
 
 
-def test_inspect_finds_no_final_norm_without_use():
-    stream = inspect(make_steps(unused_norm), *ONE).streams[0]
-    assert stream.final_norm is None
-    assert stream.remarks == ("without the final norm of this wiring",)
-
-
 def test_inspect_gives_one_reason_for_norms_of_channels():
-    assert len(inspect(make_steps(steps.norms_of_channels), *IMAGE).unknown) == 1
+    assert len(inspect_steps(steps.norms_of_channels, *IMAGE).unknown) == 1
 
 
 def test_inspect_finds_sum_of_two_streams():
-    inspection = inspect(make_steps(steps.summed_streams), ONE[0], noise(2, 5, D, seed=1))
+    inspection = inspect_steps(steps.summed_streams, steps.X, noise(2, 5, D, seed=1))
     pre_ln = [PRE_LN] * 3
     assert sorted(map(list_equations, inspection.streams), key=len) == [pre_ln, [*pre_ln, "x' = x + injection"]]
 
@@ -222,11 +218,11 @@ def test_ablate_removes_sublayer_in_a_stack():
     model = make_steps(steps.stacked_sublayers)
 
     def run():
-        x = ONE[0].clone().requires_grad_()
+        x = steps.X.clone().requires_grad_()
         out = model(x)
         return out, *torch.autograd.grad(out, x, noise(*out.shape, seed=3))
 
-    with addnorm.ablate(inspect(model, *ONE).site("mlps.3")):
+    with addnorm.ablate(inspect(model, steps.X).site("mlps.3")):
         actual = run()
     steps.silence(model, 3)
     torch.testing.assert_close(actual, run(), atol=1e-5, rtol=1e-5)
@@ -239,12 +235,10 @@ def test_inspect_refuses_add_that_widens_a_parameter():
         h = h + m.gates[0](m.norms[0](h)) * x.mean(-1, keepdim=True)
         return m.last(run_layers(m, h, 1))
 
-    found = inspect(make_steps(run), *ONE)
+    found = inspect_steps(run)
     assert not found.closes
     assert found.streams[0].wiring is None
-    assert [unknown.reason for unknown in found.unknown] == [
-        "the stream begins with a residual sum that is not understood"
-    ]
+    assert list_reasons(found) == ["the stream begins with a residual sum that is not understood"]
 
 
 BIASED = {
@@ -257,7 +251,7 @@ BIASED = {
 @pytest.mark.parametrize("case", BIASED)
 def test_statistics_of_a_shifted_end_are_no_sublayer(case):
     run = repeat(lambda m, k, x: x + m.branch(k, x), end=BIASED[case])
-    (stream,) = inspect(make_steps(run), *ONE).streams
+    (stream,) = inspect_steps(run).streams
     assert [site.role for site in stream.sites] == ["branch"] * 4
     assert (stream.wiring.name, stream.final_norm is not None) == ("pre_ln", "loss" in case)
 
@@ -266,7 +260,7 @@ def test_a_norm_by_a_negative_power_is_a_norm():
     def step(m, k, x):
         return x + m.mlps[k](x * (m.gammas[k, 0] * (x - m.shifts[k]).square().mean(-1, keepdim=True) ** -0.5))
 
-    (stream,) = inspect(make_steps(repeat(step)), *ONE).streams
+    (stream,) = inspect_steps(repeat(step)).streams
     assert (stream.wiring, stream.remarks) == (
         None,
         ("the norms are inside the sublayers, or normalize over batches or groups",),

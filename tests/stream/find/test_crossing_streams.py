@@ -5,7 +5,7 @@ import torch
 
 import addnorm
 from support.random_models import random_model, seeds_of
-from support.stream_steps import D, make_steps, noise
+from support.stream_steps import D, inspect_steps, noise
 
 INPUTS = (noise(2, 6, D), noise(2, 5, D, seed=1), noise(2, 5, D, seed=2))
 
@@ -55,7 +55,7 @@ STREAMS = {
 @pytest.mark.parametrize("run", STREAMS, ids=lambda run: run.__name__)
 def test_inspect_tells_crossing_streams_apart(run):
     wiring, *letters = STREAMS[run]
-    inspection = addnorm.inspect(make_steps(run), *INPUTS)
+    inspection = inspect_steps(run, *INPUTS)
     assert inspection.closes, inspection.unknown
     assert inspection.wiring == wiring
     kinds = ["".join(site.kind[0] for site in stream.sites) for stream in inspection.streams]
@@ -85,7 +85,7 @@ def test_stream_closes_without_the_other():
             other = other + m.branch(k + 1, other)
         return m.last(x), other
 
-    inspection = addnorm.inspect(make_steps(run), *INPUTS)
+    inspection = inspect_steps(run, *INPUTS)
     right, *gated = inspection.streams
     assert right.wiring is not None
     assert right.closes

@@ -11,7 +11,7 @@ from addnorm.stream.find.adds import PARTIAL
 from addnorm.stream.find.reasons import BESIDE, BY_FEATURE, OTHER_AXIS
 from support.handwritten_models import IDS, D, make_input, tiny
 from support.inspection_checks import check_tiny
-from support.stream_steps import make_steps, noise, normalize, repeat
+from support.stream_steps import inspect_steps, list_reasons, make_steps, noise, normalize, repeat
 
 ERRORS = {
     "a function": (lambda: (torch.relu, make_input()), TypeError, "model is builtin_function_or_method, expected a torch.nn.Module"),
@@ -43,10 +43,10 @@ def test_inspect_restores_state_after_error():
 @pytest.mark.parametrize("norm", [F.instance_norm, lambda x: F.layer_norm(x, (5,))], ids=["instance", "layer"])
 def test_inspect_refuses_norms_along_the_tokens(norm):
     run = repeat(lambda m, k, x: x + m.mlps[k](norm(x.mT).mT))
-    inspection = inspect(make_steps(run), noise(2, 5, D))
+    inspection = inspect_steps(run)
     assert (inspection.wiring, inspection.closes) == ("unknown", False)
     assert inspection.streams[0].width == D
-    assert {unknown.reason for unknown in inspection.unknown} == {OTHER_AXIS}
+    assert {*list_reasons(inspection)} == {OTHER_AXIS}
 
 
 MASKS = {"(B, 1, T)": (2, 1, 5), "(B, d, 1)": (2, 16, 1), "(1, 1, T)": (1, 1, 5), "(1, d, 1)": (1, 16, 1)}
@@ -68,7 +68,7 @@ def test_inspect_tells_masks_of_tokens_from_those_of_features(shape, at):
     inspection = inspect(model, x, mask)
     if "d" in shape:
         assert not inspection.closes
-        assert BY_FEATURE in {unknown.reason for unknown in inspection.unknown}
+        assert BY_FEATURE in list_reasons(inspection)
         return
     assert (inspection.wiring, inspection.closes) == ("post_ln" if at == "post_ln" else "pre_ln", True)
     parts = addnorm.decompose(model, x, mask)
@@ -80,8 +80,8 @@ def test_inspect_refuses_reads_of_the_sum_before_its_norm():
         z = m.norms[k](x)
         return z + m.mlps[k](z * m.gates[k](x).sigmoid())
 
-    inspection = inspect(make_steps(repeat(step, end=normalize)), noise(2, 5, 16))
-    assert {unknown.reason for unknown in inspection.unknown} == {BESIDE}
+    inspection = inspect_steps(repeat(step, end=normalize))
+    assert {*list_reasons(inspection)} == {BESIDE}
     assert [stream.wiring for stream in inspection.streams] == [None]
 
 
@@ -114,7 +114,7 @@ HIDDEN_ADDS = {  # of x and y in operators that no table has as an add
 @pytest.mark.parametrize("name", HIDDEN_ADDS)
 def test_inspect_claims_no_missing_add_of_unknown_operators(name):
     run = repeat(lambda m, k, x: HIDDEN_ADDS[name](x, m.branch(k, x)), end=normalize)
-    inspection = inspect(make_steps(run), noise(2, 5, D))
+    inspection = inspect_steps(run)
     assert not inspection.closes
     assert not any("no operator adds" in unknown.reason for unknown in inspection.unknown)
     assert any("understood" in unknown.reason for unknown in inspection.unknown)
@@ -122,7 +122,7 @@ def test_inspect_claims_no_missing_add_of_unknown_operators(name):
 
 @pytest.mark.parametrize("combine", [torch.mul, lambda x, y: y], ids=["product", "output"])
 def test_inspect_says_that_no_operator_adds(combine):
-    inspection = inspect(make_steps(repeat(lambda m, k, x: combine(x, m.branch(k, x)))), noise(2, 5, D))
+    inspection = inspect_steps(repeat(lambda m, k, x: combine(x, m.branch(k, x))))
     assert ["no operator adds" in unknown.reason for unknown in inspection.unknown] == [True]
 
 
@@ -137,7 +137,7 @@ def test_inspect_reports_complex_functions_between_layers(name):
     run = repeat(
         lambda m, k, x: (BETWEEN[name](x) if k else x) + m.branch(k, BETWEEN[name](x) if k else x), end=normalize
     )
-    inspection = inspect(make_steps(run), noise(2, 5, D))
+    inspection = inspect_steps(run)
     assert (inspection.wiring, inspection.closes) == ("unknown", False)
 
 
@@ -146,13 +146,13 @@ def test_inspect_reports_sums_that_masked_scatter_keeps_in_part():
         mask = (torch.arange(x.shape[1]) < 3).view(1, -1, 1).expand_as(x)
         return x.masked_scatter(mask, (x + m.branch(k, x))[mask])
 
-    inspection = inspect(make_steps(repeat(step, end=normalize)), noise(2, 5, D))
+    inspection = inspect_steps(repeat(step, end=normalize))
     assert (inspection.wiring, inspection.closes) == ("unknown", False)
     assert PARTIAL in " ".join(unknown.reason for unknown in inspection.unknown)
 
 
 def test_inspect_takes_no_view_of_bits_for_a_choice_of_tokens():
     run = repeat(lambda m, k, x: x.view(torch.int32).view(torch.float32) + m.branch(k, x), end=normalize)
-    inspection = inspect(make_steps(run), noise(2, 5, D))
+    inspection = inspect_steps(run)
     assert (inspection.wiring, inspection.closes) == ("pre_ln", True)
     assert not any("chosen" in remark for remark in inspection.streams[0].remarks)

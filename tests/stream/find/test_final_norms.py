@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm import inspect
+from support.instrumented_model import record
 from support.stream_steps import D, make_steps, run_layers
 
 T = 5
@@ -84,8 +85,7 @@ def test_tools_pass_a_final_norm_of_some_tokens():
     model, x = pre_ln(ENDS["last token"][0]), torch.randn(2, T, D)
     parts = addnorm.decompose(model, x)
     assert torch.allclose(parts.lens(norm="recompute")[-1][:, -1], model.last(parts.state()[:, -1].float()), atol=1e-5)
-    with addnorm.record(model) as rec:
-        model(x)
+    rec = record(model, x)
     rstd = (parts.state()[:, -1].var(-1, correction=0) + 1e-5).rsqrt()
     ((_, recorded),) = rec.series("norm_final", "rstd")
     assert recorded == pytest.approx(float(rstd.mean()), rel=1e-5)

@@ -11,7 +11,7 @@ from addnorm import inspect
 from support.families import shake
 from support.handwritten_models import D, make_input
 from support.stacks import encoder
-from support.stream_steps import make_steps, repeat
+from support.stream_steps import inspect_steps, repeat
 
 
 class Residual(nn.Module):
@@ -57,7 +57,7 @@ PRE_LN = {
 
 @pytest.mark.parametrize("name", PRE_LN)
 def test_inspect_finds_pre_ln_in_unusual_model(name):
-    inspection = inspect(make_steps(PRE_LN[name]), make_input())
+    inspection = inspect_steps(PRE_LN[name])
     assert (inspection.wiring, inspection.closes, inspection.unknown) == ("pre_ln", True, ())
     assert [site.kind for site in inspection.sites] == ["feed-forward"] * 4
 
@@ -96,7 +96,7 @@ WITHOUT_ROWS = {
 @pytest.mark.parametrize("name", WITHOUT_ROWS)
 def test_inspect_explains_model_without_rows(name):
     run, reason = WITHOUT_ROWS[name]
-    inspection = inspect(make_steps(run), make_input())
+    inspection = inspect_steps(run)
     assert inspection.wiring in ("none", "unknown") or name == "dense connections"
     assert any(reason in unknown.reason for unknown in inspection.unknown), inspection.unknown
 
@@ -137,5 +137,5 @@ SENDS = {
 @pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
 def test_inspect_tells_messages_from_experts(target, kind, send):
     run = repeat(lambda m, k, x: x + send(target, m.mlps[k](m.norms[k](x)[ROWS])))
-    inspection = inspect(make_steps(run), make_input(5, D))
+    inspection = inspect_steps(run, make_input(5, D))
     assert {site.kind for site in inspection.sites} == {kind}

@@ -14,13 +14,11 @@ from addnorm import inspect
 from addnorm._util.numbers import format_number
 from support.families import shake
 from support.stacks import encoder
-from support.stream_steps import D, make_steps, noise, repeat, run_layers
-
-TOKENS = noise(2, 5, D)
+from support.stream_steps import D, X, inspect_steps, noise, repeat, run_layers
 
 
 def inspect_encoder(wiring="pre_ln", layers=3, **options):
-    return inspect(shake(encoder(wiring, layers, **options)), TOKENS)
+    return inspect(shake(encoder(wiring, layers, **options)), X)
 
 
 def render(inspection, width=100):
@@ -54,7 +52,7 @@ def test_only_a_stream_that_closes_is_proved():
     inspection = inspect_encoder()
     worst = format_number(max(site.closure for site in inspection.sites), 2)
     assert f"equal the model's up to a relative error of {worst}" in " ".join(render(inspection).split())
-    open_stream = inspect(make_steps(repeat(lambda m, k, x: (x + m.branch(k, x)).clamp(-0.1, 0.1), 3)), TOKENS)
+    open_stream = inspect_steps(repeat(lambda m, k, x: (x + m.branch(k, x)).clamp(-0.1, 0.1), 3))
     assert all(site.closes for site in open_stream.sites)
     assert "proved" not in render(open_stream)
 
@@ -66,7 +64,7 @@ def test_equation_has_final_norm_of_model():
 
 def test_table_has_one_line_for_each_reason():
     run = repeat(lambda m, k, x: m.others[k](m.norms[k](x + m.mlps[k](x))), count=6)
-    inspection = inspect(make_steps(run), TOKENS)
+    inspection = inspect_steps(run)
     text = render(inspection, 120)
     assert len(inspection.unknown) == 5
     assert text.count("norms follow the add") == 1
@@ -85,11 +83,11 @@ def test_to_dict_is_json_of_wiring(wiring):
 
 def test_to_dict_is_json_without_proof():
     model = shake(encoder())
-    for x in (TOKENS * math.nan, TOKENS[:0]):
+    for x in (X * math.nan, X[:0]):
         read = json.loads(json.dumps(inspect(model, x).to_dict(), allow_nan=False))
         assert read["closure"] is None
         assert read["closes"] is False
-    nothing = inspect(nn.Linear(D, D), TOKENS)
+    nothing = inspect(nn.Linear(D, D), X)
     assert json.loads(json.dumps(nothing.to_dict(), allow_nan=False))["streams"] == []
     assert "not understood the model" in render(nothing)
 
@@ -104,7 +102,7 @@ def test_site_by_name_and_number():
 
 def test_sites_have_unique_ids():
     run = repeat(lambda m, k, x: x + torch.relu(x @ m.gates[k].weight))  # no module is called
-    ids = [site.id for site in inspect(make_steps(run), TOKENS).sites]
+    ids = [site.id for site in inspect_steps(run).sites]
     assert ids == ["feed-forward", "feed-forward#2", "feed-forward#3", "feed-forward#4"]
 
 
@@ -120,7 +118,7 @@ def test_inspect_keeps_sums_beside_the_streams_apart():
         y = m.gates[0](m.last(run_layers(m, x, last=3)))
         return y + m.mlps[3](y)
 
-    inspection = inspect(make_steps(run), TOKENS)
+    inspection = inspect_steps(run)
     assert (inspection.wiring, inspection.closes, inspection.unknown) == ("pre_ln", True, ())
     (part,) = inspection.outside
     assert part.reason.startswith("a single add x + f(x)")
@@ -137,7 +135,7 @@ def test_inspect_says_the_line_of_each_reason():
         return x
 
     line = run.__code__.co_firstlineno
-    sources = {u.reason.split(",")[0]: u.source for u in inspect(make_steps(run), TOKENS).unknown}
+    sources = {u.reason.split(",")[0]: u.source for u in inspect_steps(run).unknown}
     assert sources["values of the stream are clamped or replaced on the way"] == f"clamp, test_inspection.py:{line + 3}"
     assert sources["features of the stream are moved"] == f"add, test_inspection.py:{line + 2}"
 
@@ -149,7 +147,7 @@ def test_inspect_names_batch_norms_after_the_add(training):
         norm.running_mean.copy_(noise(16))
 
     run = repeat(lambda m, k, x: norms[k].train(training)((x + m.mlps[k](x)).mT).mT, count=3)
-    unknown = inspect(make_steps(run), TOKENS).unknown
+    unknown = inspect_steps(run).unknown
     assert any(part.reason.startswith("x' = BatchNorm(x + f(x))") for part in unknown)
 
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import addnorm
 from addnorm import Learned, Row, wirings
 from addnorm.stream.find.naming import SublayerSummary, find_contradiction, identify_wiring
 from support.stacks import ALL
-from support.stream_steps import D, make_steps, noise, repeat
+from support.stream_steps import inspect_steps, repeat
 
 KINDS = ("attention", "feed-forward")
 
@@ -121,7 +120,7 @@ UNNAMED = {
 def test_inspect_names_no_norm_only_without_rescaling(name):
     rescale = UNNAMED.get(name, torch.relu)  # no norm of the finder
     run = repeat(lambda m, k, x: x + torch.tanh(m.gates[k](rescale(x))))
-    inspection = addnorm.inspect(make_steps(run), noise(2, 5, D))
+    inspection = inspect_steps(run)
     wiring, remarks = inspection.streams[0].wiring, inspection.streams[0].remarks
     assert (wiring and wiring.name) == (None if name in UNNAMED else "no_norm")
     assert any("the norms are inside" in remark for remark in remarks) == (name in UNNAMED)

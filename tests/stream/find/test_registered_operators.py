@@ -10,8 +10,8 @@ from addnorm.stream import register_operator
 from addnorm.stream.dataflow import registered_ops
 from support import foreign_operators as foreign
 from support.foreign_operators import EPS, OPERATORS, make_pair
-from support.instrumented_model import assert_same_table
-from support.stream_steps import make_steps, repeat
+from support.instrumented_model import assert_same_table, record
+from support.stream_steps import inspect_steps, repeat
 
 PRE_LN = ["x' = x + f(N(x))"] * 4
 KNOWN = [name for name in OPERATORS if not name.startswith("ownlib::")]
@@ -63,11 +63,7 @@ def test_tools_agree_with_the_plain_model():
     assert [site.id for site in ours.sites] == [site.id for site in theirs.sites]
     shares = [addnorm.decompose(each, ids).mean_shares() for each in (model, plain)]
     assert shares[0] == pytest.approx(shares[1], rel=1e-4)
-    recordings = []
-    for each in (model, plain):
-        with addnorm.record(each) as recording:
-            each(ids)
-        recordings.append(recording)
+    recordings = [record(each, ids) for each in (model, plain)]
     assert_same_table(*recordings, rtol=1e-3, atol=1e-6)
     assert len(recordings[0].table()) > 50
     for k in range(4):
@@ -88,8 +84,7 @@ def test_sum_inside_an_operator_is_recorded():
     found = addnorm.inspect(model, ids)
     assert (found.closes, found.unknown) == (True, ())
     assert [site.equation for site in found.sites] == ["x' = N(x + f(N(x)))", *["x' = N(x + f(x))"] * 3]
-    with addnorm.record(model) as recording:
-        model(ids)
+    recording = record(model, ids)
     sums = [site.sublayer.add.out for site in found.sites]
     assert all(isinstance(value.part, str) for value in sums)  # no outputs of the operator
     recorded = [number for _, number in recording.series("norm_out", "rstd")]
@@ -165,7 +160,7 @@ def test_operators_inside_sublayers_are_not_named():
     def step(m, k, x):
         return x + m.gates[k](torch.ops.ownlib.rms_norm(m.gates[k](m.norms[k](x)), m.gammas[k], EPS))
 
-    found = addnorm.inspect(make_steps(repeat(step, count=3)), torch.randn(2, 5, 16))
+    found = inspect_steps(repeat(step, count=3))
     assert (found.unknown, found.closes) == ((), True)
 
 

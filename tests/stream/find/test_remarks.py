@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from addnorm import inspect
-from support.stream_steps import D, make_mlp, make_steps, noise, normalize, repeat, run_layers
+from support.stream_steps import D, X, inspect_steps, make_mlp, normalize, repeat, run_layers
 
 # Pairs of forwards of `Steps`: one to which a remark or note applies, and one that resembles it.
 
@@ -150,7 +149,7 @@ def norm_between_streams(m, x):
 
 # The remarks and notes.
 
-ONE = (noise(2, 5, 16),)
+ONE = (X,)
 WEIGHTS = (*ONE, torch.rand(2, 5, 1, generator=torch.Generator().manual_seed(2)) + 0.5)
 MASK = (*ONE, (torch.arange(5) < 3).float().expand(2, 5)[..., None])
 
@@ -176,7 +175,7 @@ KINDS = {
 
 def list_texts(run, inputs):
     """Return the remarks and notes of a model, whose streams all close."""
-    inspection = inspect(make_steps(run), *inputs)
+    inspection = inspect_steps(run, *inputs)
     assert inspection.closes, inspection.unknown
     notes = [note for site in inspection.sites for note in site.notes]
     return [*notes, *(remark for stream in inspection.streams for remark in stream.remarks)]
@@ -192,5 +191,5 @@ def test_remark_is_made_where_it_is_so(kind):
 
 
 def test_no_residual_is_missing_where_a_layer_adds_to_the_stream():
-    inspection = inspect(make_steps(beside), *ONE)
+    inspection = inspect_steps(beside)
     assert [stream.remarks for stream in inspection.streams] == [()] * 3

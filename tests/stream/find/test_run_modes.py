@@ -9,8 +9,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from addnorm import inspect
-from support.handwritten_models import IDS, D, Mlp, make_input, post, pre, tiny
+from support.handwritten_models import IDS, D, make_input, post, pre, tiny
 from support.inspection_checks import check_tiny
+from support.stacks import Mlp
 
 
 def test_inspect_copies_model_to_float64():
@@ -114,11 +115,12 @@ WRAPPERS = {
     "traced": lambda model: torch.jit.trace(model, IDS),
     "exported": lambda model: torch.export.export(model, (IDS,)).module(),
     "data parallel": nn.DataParallel,
+    "quantized": lambda model: torch.ao.quantization.quantize_dynamic(model, {nn.Linear}),
     "in a wrapper that returns a dict": wrapped,
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
+@pytest.mark.filterwarnings("ignore")  # torch.jit and torch.ao are deprecated
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_inspect_wrapped_and_compiled_models(wrapper):
     check_tiny(inspect(WRAPPERS[wrapper](tiny()), IDS))
@@ -129,12 +131,6 @@ def test_inspect_applies_forward_hooks():
     model.parts[0].f.register_forward_hook(lambda module, args, output: output * 2)
     inspection = inspect(model, IDS)
     assert [float(site.row.b) for site in inspection.sites] == [2.0, 1.0, 1.0, 1.0]
-
-
-@pytest.mark.filterwarnings("ignore")  # torch.ao is deprecated
-def test_inspect_quantized_sublayers():
-    model = torch.ao.quantization.quantize_dynamic(tiny(), {nn.Linear})
-    check_tiny(inspect(model, IDS))
 
 
 def test_inspect_torch_encoder_with_padding_mask():

@@ -9,6 +9,7 @@ from support.expansion import expand, record_mhc
 from support.families import shake
 from support.real_models import make_model
 from support.stacks import encoder
+from support.stream_steps import X
 
 D = 16
 
@@ -70,7 +71,7 @@ def test_shares_of_a_state_are_those_of_all_streams():
 
 def test_norms_on_one_of_two_streams_leave_the_other():
     model = shake(encoder("siamese_norm", norm="layer"))
-    x, writes = torch.randn(2, 5, D), []
+    x, writes = X, []
     hooks = [
         c.sublayer.register_forward_hook(lambda m, args, out: writes.append(out[0] if isinstance(out, tuple) else out))
         for layer in model.stack.layers
@@ -112,7 +113,7 @@ def test_attributions_sum_to_the_logit_difference(wiring):
     if ":" in wiring:
         model, x = Logits(make_model(wiring, torch.float32), 32), torch.randint(4, 64, (2, 5))
     else:
-        model, x = Logits(shake(encoder(wiring)), D), torch.randn(2, 5, D)
+        model, x = Logits(shake(encoder(wiring)), D), X
     with torch.no_grad():
         logits = model.logits(x).double()
     parts = addnorm.decompose(model, x)
@@ -127,9 +128,9 @@ def test_attributions_sum_to_the_logit_difference(wiring):
 
 
 def test_attribution_refuses_other_heads():
-    parts = addnorm.decompose(encoder(), torch.randn(2, 5, D))
+    parts = addnorm.decompose(encoder(), X)
     with pytest.raises(ValueError, match=r"head has the weight \(11, 8\), expected \(vocabulary, 16\)"):
         parts.attribute_logits(nn.Linear(8, 11), 0, 1)
-    dual = addnorm.decompose(encoder("resi_dual"), torch.randn(2, 5, D))
+    dual = addnorm.decompose(encoder("resi_dual"), X)
     with pytest.raises(ValueError, match="after the final norm"):
         dual.attribute_logits(nn.Linear(D, 11), 0, 1)

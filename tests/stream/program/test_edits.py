@@ -25,29 +25,33 @@ EDITS = {
 }
 
 
+def assert_edited(model, x, edited, block):
+    """Compare the output in a block of an edit, and its gradients, with those of an edited model."""
+    before = model(x)
+    with block:
+        found = model(x)
+        (found * x).sum().backward()
+    expected = edited(x)
+    (expected * x).sum().backward()
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, before)
+    assert torch.equal(model(x), before)
+    for parameter, other in zip(model.parameters(), edited.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-5, atol=1e-6)
+        parameter.grad = None
+
+
 @pytest.mark.parametrize(
     ("name", "form"), [("zero", "stacked"), *itertools.product(("half", "mean"), ("tuple", "batch"))]
 )
 def test_changed_write_equals_edited_model_to_the_bit(name, form):
     edit, by_hand = EDITS[name]
     run = record_mhc(form)
-    model, x = run.model, run.x
-    before = model(x)
-    for k, site in enumerate(addnorm.inspect(model, x).program.sites):
-        edited = copy.deepcopy(model)
+    for k, site in enumerate(addnorm.inspect(run.model, run.x).program.sites):
+        edited = copy.deepcopy(run.model)
         own = edited.layers[k // 2][k % 2]
         own.branch = lambda r, real=own.branch: by_hand(real(r))
-        with edit(site):
-            found = model(x)
-            found.square().sum().backward()
-        expected = edited(x)
-        expected.square().sum().backward()
-        assert torch.equal(found, expected)
-        assert not torch.equal(found, before)
-        assert torch.equal(model(x), before)
-        for parameter, other in zip(model.parameters(), edited.parameters(), strict=True):
-            torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-5, atol=1e-6)
-            parameter.grad = None
+        assert_edited(run.model, run.x, edited, edit(site))
 
 
 def test_ablate_each_has_an_effect_of_each_sublayer(run):
@@ -80,11 +84,4 @@ def test_changed_normed_write_equals_edited_model_to_the_bit(wiring):
     site = addnorm.inspect(model, x).program.sites[1]
     edited = copy.deepcopy(model)
     edited.stack.layers[0].connections[1].norm_branch.register_forward_hook(lambda module, args, out: 0.5 * out)
-    with addnorm.scale_write(site, 0.5):
-        found = model(x)
-        (found * x).sum().backward()
-    (edited(x) * x).sum().backward()
-    assert torch.equal(found, edited(x))
-    assert not torch.equal(found, model(x))
-    for parameter, other in zip(model.parameters(), edited.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-5, atol=1e-6)
+    assert_edited(model, x, edited, addnorm.scale_write(site, 0.5))

@@ -13,6 +13,7 @@ from support.families import shake
 from support.random_models import random_model, seeds_of
 from support.several_streams import build_transformers, make_mhc
 from support.stacks import encoder
+from support.stream_steps import X
 
 D = 16
 
@@ -32,12 +33,11 @@ def test_program_of_a_part_of_the_model_is_not_its_wiring(other, before):
     second = make_mhc() if other == "mhc" else encoder("pre_ln")
     parts = [make_mhc(), nn.Linear(D, D), second]
     model = nn.Sequential(*(parts[::-1] if before else parts)).eval()
-    x = torch.randn(2, 5, D)
-    found = addnorm.inspect(model, x)
+    found = addnorm.inspect(model, X)
     assert found.program is None
     assert not found.closes
     assert other == "pre_ln" or "4 sublayers of mhc close, but" in found.unknown[0].reason
-    assert not addnorm.verify(model, x, wiring="mhc")
+    assert not addnorm.verify(model, X, wiring="mhc")
 
 
 def test_read_of_a_state_and_the_embedding_is_no_row():
@@ -76,7 +76,7 @@ def change_branches(change):
     for layer in model.layers:
         for site in layer:
             site.branch = lambda read, site=site: change(site, read)
-    return model, torch.randn(2, 5, D)
+    return model, X
 
 
 def test_factor_of_what_a_sublayer_reads_is_a_difference():
@@ -121,7 +121,7 @@ def test_error_before_training_is_found_in_changed_models(wrap):
             for site in layer:
                 site.phi.data.zero_()
                 site.beta.data.zero_()
-        found.append(addnorm.verify(wrap(model), torch.randn(2, 5, D), wiring="mhc"))
+        found.append(addnorm.verify(wrap(model), X, wiring="mhc"))
     assert found[0].agrees, str(found[0])
     assert [one.found for one in found[1].deviations] == ["transposed"]
 
@@ -162,19 +162,19 @@ def test_registered_write_of_all_streams_is_analyzed(product, monkeypatch):
 
     model = make_mhc().requires_grad_(False)
     model.write = torch.ops.addnorm_test.mix_streams
-    unknown = addnorm.inspect(model, torch.randn(2, 5, D)).unknown
+    unknown = addnorm.inspect(model, X).unknown
     assert any('register_operator("addnorm_test::mix_streams"' in part.reason for part in unknown)
     monkeypatch.setattr(registered_ops, "EQUATIONS", {**registered_ops.EQUATIONS})
     addnorm.stream.register_operator("addnorm_test::mix_streams", equation)
     for fault in ("", "transposed"):
         model = make_mhc(faults=fault).requires_grad_(False)
         model.write = torch.ops.addnorm_test.mix_streams
-        assert addnorm.verify(model, torch.randn(2, 5, D), wiring="mhc").agrees == (not fault)
+        assert addnorm.verify(model, X, wiring="mhc").agrees == (not fault)
 
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "mhc"])
 def test_outputs_without_a_finite_number_are_the_first_reason(wiring):
-    model, x = encoder(wiring), torch.randn(2, 5, D)
+    model, x = encoder(wiring), X
     found = addnorm.inspect(model, torch.full_like(x, torch.nan))
     assert not found.closes
     assert f"no number of {'its output' if wiring == 'mhc' else 'the stream'} is finite" in found.unknown[0].reason

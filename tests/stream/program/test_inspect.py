@@ -8,8 +8,10 @@ import torch
 import addnorm
 from addnorm import wirings
 from support.families import shake
-from support.several_streams import CONFIGS, FORMS, WIRINGS, D, build_transformers, make_mhc
+from support.real_models import FAMILIES
+from support.several_streams import FORMS, D, build_transformers, make_mhc
 from support.stacks import encoder
+from support.stream_steps import X
 
 SEVERAL = [
     *(wiring for wiring in wirings.list_all() if not wiring.has_rows),
@@ -34,7 +36,7 @@ def name_of(wiring):
 @pytest.mark.parametrize("wiring", SEVERAL, ids=name_of)
 def test_every_wiring_is_named_with_its_options(wiring):
     model = shake(encoder(wiring, 4 if wiring.name == "denseformer" else 3))
-    found = addnorm.inspect(model, torch.randn(2, 5, D))
+    found = addnorm.inspect(model, X)
     assert (found.wiring, found.closes, found.unknown) == (wiring.name, True, ())
     assert addnorm.verify(found, wiring=wiring).agrees
     if found.program is not None:
@@ -44,25 +46,25 @@ def test_every_wiring_is_named_with_its_options(wiring):
         assert all(value == options[name] for name, value in wiring.options if name not in INITIAL)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_families_of_transformers_are_named(name):
     model = shake(build_transformers(name))
     found = addnorm.inspect(model, input_ids=torch.randint(4, 64, (2, 12)), use_cache=False)
-    wiring, options = WIRINGS[name]
-    if wiring == "unknown":
+    wiring = FAMILIES[name].wiring(model.config)
+    if wiring.name == "neomme":  # it is not in the catalog
         assert (found.wiring, found.closes) == ("unknown", False)
         assert found.unnamed.closes
         assert found.unnamed.expansion < 1e-5
     else:
-        assert (found.wiring, found.closes, found.unknown) == (wiring, True, ())
-    if wiring in ("mhc", "independent_hc"):
-        assert addnorm.verify(found, wiring=getattr(wirings, wiring)(**options)).agrees
+        assert (found.wiring, found.closes, found.unknown) == (wiring.name, True, ())
+    if wiring.name in ("mhc", "independent_hc"):
+        assert addnorm.verify(found, wiring=wiring).agrees
     assert found.closure < 1e-5
     assert len(found.list_sites()) == 2 * model.config.num_hidden_layers
     if found.program is not None:
         assert found.program.expansion < 1e-5
-        found_options = dict(found.program.wiring.options) if found.program.wiring is not None else {}
-        assert {key: found_options.get(key) for key in options} == options
+        options = dict(found.program.wiring.options if found.program.wiring else wiring.options)
+        assert all(value == options[key] for key, value in wiring.options)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_streams_are_found_in_every_layout(form, dtype):
 
 
 def test_inspection_with_a_program_prints_and_gives_json():
-    found = addnorm.inspect(make_mhc(), torch.randn(2, 5, D))
+    found = addnorm.inspect(make_mhc(), X)
     text = str(found)
     assert "mhc" in text
     assert "4 streams" in text
@@ -95,16 +97,16 @@ def test_inspection_with_a_program_prints_and_gives_json():
 
 def test_one_stream_keeps_its_rows():
     model = encoder("pre_ln")
-    found = addnorm.inspect(model, torch.randn(2, 5, D))
+    found = addnorm.inspect(model, X)
     assert found.program is None
     assert found.to_dict()["program"] is None
     assert len(found.sites) == 4
 
 
 def test_several_streams_are_found_in_inference_mode():
-    model, x = make_mhc("flat"), torch.randn(2, 5, D)
+    model, x = make_mhc("flat"), X
     with torch.inference_mode():
-        found = addnorm.inspect(model, torch.randn(2, 5, D))
+        found = addnorm.inspect(model, X)
         with addnorm.record(model) as rec:
             model(x)
             model(2.0 * x)

@@ -10,7 +10,7 @@ import addnorm
 from addnorm import wirings
 from support.several_streams import FORMS, LAYERS, D, build_transformers, make_mhc
 from support.stacks import encoder
-from support.stream_steps import make_steps
+from support.stream_steps import X, make_steps
 
 A, B, C = "A, the mixing matrix, is ", "B, the weights of the write, is ", "C, the weights of the read, is "
 SITES = 2 * LAYERS
@@ -84,7 +84,7 @@ def test_norm_and_dtype_are_compared():
 
 def test_one_stream_is_not_several():
     model = encoder("pre_ln")
-    found = addnorm.verify(model, torch.randn(2, 5, D), wiring="mhc")
+    found = addnorm.verify(model, X, wiring="mhc")
     assert not found.agrees
     assert "the number of streams is 1, expected 4" in str(found)
 
@@ -141,13 +141,12 @@ def test_a_difference_inside_a_branch_is_no_residual_term():
 
 def test_one_stream_and_several_have_other_states():
     one, several = (encoder(name) for name in ("pre_ln", "mhc"))
-    x = torch.randn(2, 5, D)
     for model, other in ((one, several), (several, one)):
-        (sentence,) = addnorm.verify(model, x, like=other).list_sentences()
+        (sentence,) = addnorm.verify(model, X, like=other).list_sentences()
         assert "one stream with rows" in sentence
         assert "several streams" in sentence
     wide = encoder(wirings.mhc(n=2))
-    (sentence,) = addnorm.verify(wide, x, like=several).list_sentences()
+    (sentence,) = addnorm.verify(wide, X, like=several).list_sentences()
     assert sentence == "the number of streams is 2, expected 4"
 
 
@@ -165,7 +164,7 @@ def test_constant_matrices_are_compared_as_numbers():
             streams = m.mix @ streams + write.unsqueeze(-2) * torch.tensor([[1.0], [0.5]], dtype=x.dtype)
         return m.last(streams[..., 0, :] + streams[..., 1, :])
 
-    model, x = make_steps(run), torch.randn(2, 5, D)
+    model, x = make_steps(run), X
     model.mix = torch.nn.Buffer(rotate(0.4))
     half, other = copy.deepcopy(model).bfloat16(), copy.deepcopy(model)
     other.mix.copy_(rotate(0.5))
@@ -176,7 +175,6 @@ def test_constant_matrices_are_compared_as_numbers():
 
 @pytest.mark.parametrize("name", ["deepseek_v4:DeepseekV4"])
 def test_models_of_transformers_are_compared_term_by_term(name):
-    torch.manual_seed(0)
     model = build_transformers(name).eval()
     twin, ids = copy.deepcopy(model), torch.randint(1, 60, (2, 5))
     assert addnorm.verify(twin, input_ids=ids, like=model).agrees
@@ -188,5 +186,5 @@ def test_models_of_transformers_are_compared_term_by_term(name):
 
 @pytest.mark.parametrize("wiring", [w for w in wirings.list_all() if not w.has_rows], ids=lambda w: w.name)
 def test_right_model_agrees_before_training(wiring):
-    found = addnorm.verify(encoder(wiring), torch.randn(2, 5, D), wiring=wiring)
+    found = addnorm.verify(encoder(wiring), X, wiring=wiring)
     assert found.agrees, str(found)

@@ -16,9 +16,6 @@ from support.random_models import claims, gates, tokens  # noqa: F401 (they regi
 from support.random_models.chains import build_chain
 from support.random_models.constructs import CONSTRUCTS
 from support.random_models.graphs import Kit
-from support.random_models.model import RandomModel
-
-__all__ = ["CHAINS", "NAMES", "RandomModel", "random_model", "seeds_of"]
 
 NAMES = [*CONSTRUCTS]
 CHAINS = "chain"

@@ -10,7 +10,7 @@ import torch
 
 import addnorm
 from addnorm import Learned
-from support.instrumented_model import REFERENCE, compare_write, similarity
+from support.instrumented_model import REFERENCE, compare_write, record, similarity
 from support.random_models.chains import Chain
 
 TOLERANCE = 1e-4
@@ -33,8 +33,7 @@ def list_branches(inspection):
 def compare_recording(case, inspection, tolerance=TOLERANCE):
     """Yield the differences of a recording from the numbers by hand."""
     trace = trace_by_hand(case)
-    with addnorm.record(case.model, grads=False) as rec, torch.no_grad():
-        case.model(*case.inputs)
+    rec = record(case.model, *case.inputs)
     constructs = case.answer.constructs
     mixes = any(site.kind != "feed-forward" for site in inspection.sites)
     # A flat tensor, or one whose tokens come first and are mixed by no sublayer, does not show which tokens are of one sample.
