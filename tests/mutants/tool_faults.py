@@ -32,7 +32,7 @@ TOOLS = {
     ),
     "record": Area(
         (
-            "tests/stream/record/test_record*.py tests/stream/record/test_gradients.py",
+            "tests/stream/record/test_record*.py",
             "tests/stream/record/test_s*.py",
         ),
         (

@@ -18,6 +18,7 @@ from support.expansion import record_mhc
 from support.instrumented_model import backward, column, compute_loss, record, similarity, step
 from support.several_streams import FORMS, build_transformers, make_mhc
 from support.stacks import encoder
+from support.stream_steps import X
 
 
 def exact(values, **options):
@@ -120,7 +121,7 @@ def test_frozen_gradients_through_checkpoints():
 def test_fixed_coefficients_have_no_frozen_gradient(wiring):
     name, _, options = wiring.partition("(")
     model = encoder(getattr(wirings, name)(dynamic=False) if options else name)
-    rec = step(model, torch.randn(2, 5, 16))
+    rec = step(model, X)
     assert rec.series("grad", "l2")
     assert not any(row.role == "grad_frozen" for row in rec.table())
     assert "frozen" not in str(rec)
@@ -154,7 +155,7 @@ def finish(run, state, k, is_detached=False):
 
 @pytest.mark.parametrize("wiring", ["mhc", "hyper_connections", "independent_hc", "gated_residual"])
 def test_own_stacks_have_the_numbers_of_their_hooks(wiring):
-    model, x = encoder(wiring), torch.randn(2, 5, 16)
+    model, x = encoder(wiring), X
     with StreamsRecorder(model.stack) as recorder:
         backward(model, x)
     expected, rec = recorder.statistics(), step(model, x)
@@ -176,7 +177,7 @@ def test_memory_map_is_that_of_decompose(name, masked):
     if ":" in name:
         model, x = build_transformers(name), torch.randint(1, 60, (2, 5))
     else:
-        model, x = encoder(name), torch.randn(2, 5, 16)
+        model, x = encoder(name), X
     mask = torch.ones(2, 5)
     mask[1, 3:] = 0
     tokens = mask if masked else None
@@ -217,7 +218,7 @@ def test_a_forward_that_overflows_does_not_end_the_recording(size):
     model = encoder("mhc").train()
     with addnorm.record(model) as rec:
         for scale in (1.0, size, 1.0):
-            model(torch.randn(2, 5, 16) * scale).square().sum().backward()
+            model(X * scale).square().sum().backward()
     assert rec.steps == (0, 1, 2)
     assert "forward 1 is only in part recorded" in rec.metadata["note"]
     assert not rec.series("matrices", "forward", step=1)
@@ -242,15 +243,15 @@ def test_numbers_of_a_forward_that_overflows_are_those_of_its_streams():
 def test_sites_of_training_are_those_of_the_evaluation_before(wiring):
     model = encoder(wiring, dropout=0.1)
     with addnorm.record(model) as rec:
-        model(torch.randn(2, 5, 16)).square().sum().backward()
-        model.train()(torch.randn(2, 5, 16)).square().sum().backward()
+        model(X).square().sum().backward()
+        model.train()(X).square().sum().backward()
     assert len(column(rec, "matrices", "spread_B", 0)) == len(column(rec, "matrices", "spread_B", 1))
     assert len(column(rec, "in", "rms_0", 0)) == len(column(rec, "in", "rms_0", 1)) == 4
 
 
 @pytest.mark.parametrize(("make", "roundings"), [(make_mhc, 0), (partial(encoder, "mhc", dropout=0.3), 32)])
 def test_recording_does_not_change_the_run(make, roundings):
-    model, x = make().train(), torch.randn(2, 5, 16)
+    model, x = make().train(), X
 
     def train():
         torch.manual_seed(1)
@@ -298,7 +299,7 @@ def test_streams_that_the_loss_does_not_use_have_gradient_zero():
 
 
 def test_other_calls_are_refused_in_a_sentence():
-    model, x = encoder("mhc"), torch.randn(2, 5, 16)
+    model, x = encoder("mhc"), X
     inspection = addnorm.inspect(model, x)
     with (
         addnorm.ablate(inspection.program.sites[0]),
@@ -318,7 +319,7 @@ def test_other_calls_are_refused_in_a_sentence():
 
 
 def test_a_recording_of_streams_prints_and_is_a_file(tmp_path):
-    rec = step(encoder("mhc"), torch.randn(2, 5, 16))
+    rec = step(encoder("mhc"), X)
     text = str(rec)
     for words in ("forward", "backward", "centration", "share"):
         assert words in text, words

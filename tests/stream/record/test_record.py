@@ -22,7 +22,7 @@ from support.instrumented_model import (
     token_ids,
 )
 from support.stacks import torch_encoder
-from support.stream_steps import make_steps
+from support.stream_steps import X, make_steps
 
 
 @pytest.mark.parametrize("post", [False, True], ids=["pre-LN", "post-LN"])
@@ -54,7 +54,6 @@ class Interrupted(nn.Module):
 
     def __init__(self, between=lambda model, x: x, d=D):
         super().__init__()
-        torch.manual_seed(0)
         self.one, self.two, self.between = nn.Linear(d, d), nn.Linear(d, d), between
         self.scale = nn.Parameter(torch.rand(d) + 0.5)
 
@@ -69,7 +68,6 @@ class Columns(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
         sizes = [D, D, TOKENS * D, TOKENS * D]
         self.fs, self.norms = nn.ModuleList(nn.Linear(d, d) for d in sizes), nn.ModuleList(map(nn.LayerNorm, sizes))
 
@@ -171,7 +169,7 @@ def test_write_with_a_computed_scale():
     model = make_steps(gated)
     with addnorm.record(model) as rec:
         for _ in range(2):
-            model(torch.randn(2, 5, D))
+            model(X)
             model.gammas.data.add_(1.0)
     assert column(rec, "write", "rms")[-1] == pytest.approx(REFERENCE["rms"](model.write), rel=1e-5)
     assert all(sum(row) == pytest.approx(1.0) for row in rec.memory_maps["stream"][1])
@@ -180,16 +178,15 @@ def test_write_with_a_computed_scale():
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_memory_map_uses_the_weights_of_its_forward(norm_first):
     model = torch_encoder(norm_first, dropout=0.0).train()
-    x = torch.randn(2, 5, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with addnorm.record(model) as rec:
         for _ in range(3):
             optimizer.zero_grad()
-            model(x).square().mean().backward()
+            model(X).square().mean().backward()
             before = copy.deepcopy(model)
             optimizer.step()
     with addnorm.record(before) as expected:
-        before(x).square().mean().backward()
+        before(X).square().mean().backward()
         assert expected.memory_maps["stream"][1]
     assert rec.balances["stream"].reason == ""
     assert rec.memory_maps["stream"][0] == expected.memory_maps["stream"][0]

@@ -1,6 +1,7 @@
-"""Tests of `record` with checkpoints, gradient accumulation, autocast, torch.compile, torch.func, in-place adds, and stacks."""
+"""Tests of `record` on all ways to run a model: the steps of its numbers and gradients, and nothing of it stays or changes."""
 
 import copy
+import gc
 import warnings
 
 import pytest
@@ -13,6 +14,7 @@ import addnorm
 from support.equality import assert_same
 from support.instrumented_model import (
     REFERENCE,
+    Block,
     D,
     Model,
     assert_same_table,
@@ -23,6 +25,7 @@ from support.instrumented_model import (
     step,
 )
 from support.stacks import encoder
+from support.stream_steps import X
 
 
 @pytest.mark.parametrize("post", [False, True])
@@ -60,8 +63,7 @@ def test_checkpoints_of_this_library(wiring, wrapped):
         apply_activation_checkpointing(other, check_fn=lambda module: isinstance(module, addnorm.nn.ResidualLayer))
     else:
         other.stack.checkpoint = True
-    x = torch.randn(2, 5, D)
-    assert_same(*([row.value for row in step(each, x).table()] for each in (model, other)))
+    assert_same(*([row.value for row in step(each, X).table()] for each in (model, other)))
     assert_same(*([p.grad for p in each.parameters()] for each in (model, other)))
 
 
@@ -74,7 +76,7 @@ def test_empty_inputs_are_not_recorded():
 
     model = Prefixed(1, D, nhead=2)
     with addnorm.record(model) as rec:
-        model(torch.randn(2, 0, D), torch.randn(2, 5, D), torch.ones(0))
+        model(torch.randn(2, 0, D), X, torch.ones(0))
         model(torch.randn(0, 0, D), torch.randn(0, 5, D), torch.ones(5, 5))
     assert rec.steps == (0,)
     assert "Note: forward 1 had an empty input: it is not recorded." in str(rec)
@@ -218,3 +220,127 @@ def test_torch_func_forward_is_noted(ids):
         model(ids)
     assert rec.steps == (1,)
     assert rec.metadata["note"] == "forward 0 ran inside torch.func: it is not recorded"
+
+
+# Gradients, which belong to the step of their forward.
+
+
+def test_two_backwards_after_two_forwards(ids):
+    model = Model()
+    with addnorm.record(model) as rec:
+        loss, ten = compute_loss(model(ids)), compute_loss(model(ids)) * 10
+        loss.backward()
+        ten.backward()
+    assert column(rec, "params", "grad_l2", 1) == pytest.approx(
+        [10 * value for value in column(rec, "params", "grad_l2", 0)], rel=1e-4
+    )
+
+
+def test_evaluation_before_the_backward(ids):
+    model = Model()
+    with addnorm.record(model) as rec:
+        loss = compute_loss(model(ids))
+        with torch.no_grad():
+            model(ids)
+        loss.backward()
+    assert len(column(rec, "params", "grad_l2", 0)) == 4
+    assert rec.steps == (0,)
+
+
+def test_input_with_gradient_in_two_forwards():
+    model = Model()
+    model.embed = nn.Identity()
+    x = torch.randn(2, 5, D, requires_grad=True)
+    with addnorm.record(model) as rec:
+        backward(model, x)
+        before = rec.series("grad", "l2", step=0)
+        (compute_loss(model(x)) * 10).backward()
+    assert rec.series("grad", "l2", step=0) == before
+
+
+def test_unrecorded_backward_after_a_failed_one_changes_nothing(ids):
+    model = Model()
+
+    def fail(grad):
+        raise RuntimeError("stop")
+
+    with addnorm.record(model, every=2) as rec:
+        handle = model.embed.weight.register_hook(fail)
+        with pytest.raises(RuntimeError, match="stop"):
+            backward(model, ids)
+        handle.remove()
+        before = column(rec, "params", "grad_l2", 0)
+        (compute_loss(model(ids)) * 10).backward()
+    assert column(rec, "params", "grad_l2", 0) == before
+
+
+def test_replaced_module_gets_hooks(ids):
+    model = Model()
+    with addnorm.record(model) as rec:
+        backward(model, ids)
+        model.blocks[0] = Block(False)
+        model.zero_grad()
+        backward(model, ids)
+    assert column(rec, "params", "grad_l2", 1) == pytest.approx(parameter_gradients(model), rel=1e-4)
+    assert "note" not in rec.metadata
+
+
+# Results do not change, and no hook, tensor or token in a cache is left.
+
+
+def test_hooks_are_removed_after_an_error(ids):
+    model = Model()
+    with addnorm.record(model):
+        model(ids)
+        with pytest.raises(IndexError):
+            model(ids + 100)
+    own = [module._forward_hooks | module._forward_pre_hooks for module in model.modules()]
+    own += [p._backward_hooks or {} for p in model.parameters()]
+    assert not any([*own, nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks])
+    assert torch.backends.mha.get_fastpath_enabled()
+    step(model, ids)
+
+
+def test_gradients_are_unchanged(ids):
+    model = Model(post=True)
+    backward(model, ids)
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    step(model, ids)
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True) if p.grad is not None)
+
+
+def test_memory_does_not_grow_with_steps(ids, frozen_heap):
+    model = Model()
+
+    def tensors():
+        gc.collect()
+        return sum(type(o) is torch.Tensor for o in gc.get_objects())
+
+    with addnorm.record(model):
+        counts = []
+        for _ in range(4):
+            model.zero_grad(set_to_none=False)
+            backward(model, ids)
+            counts.append(tensors())
+    assert counts[1] == counts[2] == counts[3]
+
+
+def test_two_recorders(ids):
+    model = Model()
+    with addnorm.record(model) as first, addnorm.record(model, grads=False) as second:
+        backward(model, ids)
+    assert column(first, "write", "rms") == pytest.approx(column(second, "write", "rms"))
+
+
+def test_cache_is_appended_once():
+    """Leave the cache unchanged in the inspection before the first forward."""
+    decoder = addnorm.nn.Decoder(2, D, nhead=2).eval()
+    memory = torch.randn(2, 4, D)
+    x = torch.randn(2, 5, D)
+    cache, plain = addnorm.nn.KeyValueCache(), addnorm.nn.KeyValueCache()
+    with torch.no_grad():
+        expected = decoder(x, memory=memory, cache=plain)
+        with addnorm.record(decoder):
+            y = decoder(x, memory=memory, cache=cache)
+    assert torch.equal(y, expected)
+    assert cache.length == plain.length
