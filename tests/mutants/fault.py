@@ -8,8 +8,8 @@ class Fault(NamedTuple):
 
     Args:
         id: what is wrong.
-        place: file or folder, under src/addnorm or csrc/, in which exactly one place matches; "file.py:name" looks only in what is
-            called so there, a function or a class.
+        place: file or folder, under src/addnorm or csrc/, in which exactly one place matches; "file.py:name" looks only in
+            the functions and classes of that name.
         old, new: the pattern and its replacement.
     """
 

@@ -1,8 +1,9 @@
-"""Search and replace by tokens: a pattern finds its place whatever the layout of the code, and whatever names it leaves open.
+"""Search and replace by tokens: a pattern finds its place whatever the layout, and whatever names it leaves open.
 
-A pattern is code with holes. `$x` is a name with its attributes, calls and subscripts, the same wherever the pattern repeats it.
-`...` is the shortest text without a semicolon. The replacement repeats the holes; in it, `...` that begins a subscript is Python's own.
-Line breaks, comments, the kind of quotes and a comma before a closing bracket do not matter; `;` inside a pattern may be a line break.
+A pattern is code with holes. `$x` is a name with its attributes, calls and subscripts, the same wherever the pattern
+repeats it. `...` is the shortest text without a semicolon. The replacement repeats the holes; in it, `...` that begins a
+subscript is Python's own. Line breaks, comments, the kind of quotes and a comma before a closing bracket do not matter;
+`;` inside a pattern may be a line break.
 """
 
 import functools

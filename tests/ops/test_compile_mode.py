@@ -49,7 +49,7 @@ def scaled(x, branch):
     return addnorm.add_layer_norm(x, branch, layer_scale=0.5)
 
 
-# The operator in a graph, by mode, function, and whether a gradient is needed. By default calls with options or other dtypes keep it.
+# The operator in a graph, by mode, function, and whether a gradient is needed.
 NODES = [
     (None, addnorm.add_layer_norm, False, "add_norm.formula1"),
     (None, scaled, False, "add_norm_forward.kernel"),

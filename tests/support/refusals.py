@@ -4,7 +4,7 @@ import pytest
 
 
 def assert_raises(sentence, call):
-    """Check that a call raises an error whose class and text have a part, "ValueError: d_model is 0, expected"; return both."""
+    """Check that a call raises an error with a part of "ValueError: d_model is 0, expected ..."; return the whole."""
     with pytest.raises((TypeError, ValueError)) as raised:
         call()
     text = f"{type(raised.value).__name__}: {raised.value}"

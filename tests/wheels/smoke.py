@@ -36,7 +36,7 @@ def main():
 
 
 def compare(dtype):
-    """Return the largest error of y, z and the gradients, and of y with `out=`, in roundings of the dtype of the largest value."""
+    """Return the largest error of y, z, the gradients and `out=`, in roundings of the dtype of the largest value."""
     case = Case(norm="layer", job="forward_backward", rows=3, d=100, dtype=dtype)
     tensors = jobs.inputs(case)
     results = proofs.results(case, jobs.ours(case), tensors)
