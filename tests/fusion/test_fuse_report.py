@@ -78,6 +78,14 @@ def test_model_that_fusing_slows_down_is_left(keep_slower, monkeypatch):
     assert torch.equal(addnorm.unfuse(model)(X), expected)
 
 
+def test_unfuse_restores_model_that_was_left_before(monkeypatch):
+    monkeypatch.setattr(fuse_module, "measure", lambda *_: benchmark.Benchmark(SLOWER, EQUAL))
+    model = Model().eval()
+    assert not fuse(model, X, benchmark=True).is_applied
+    assert fuse(model, X, benchmark=True, keep_slower=True).is_applied
+    assert not is_fused(addnorm.unfuse(model))
+
+
 def test_fuse_reports_graph_breaks():
     class Broken(Model):
         def forward(self, x):

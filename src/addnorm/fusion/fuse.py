@@ -131,6 +131,7 @@ def fuse(
     if fused_calls:
         vars(after)[UNDO] = undo
         model._compiled_call_impl = after
+        _unchanged.discard(model)
     else:
         _unchanged.add(model)
     return fusion
