@@ -99,6 +99,8 @@ def test_wrong_arguments_are_refused(case):
         addnorm.locate(inspection, torch.ones(0, 16))
     with pytest.raises(ValueError, match=r"no stream"):
         addnorm.locate(addnorm.inspect(torch.nn.Linear(3, 3), torch.ones(1, 3)), torch.ones(1, 3))
+    with pytest.raises(ValueError, match=r"no stream"):
+        addnorm.locate(addnorm.inspect(case[0], case[1][:0]), case[1])
 
 
 class WithStates(torch.nn.Module):

@@ -169,8 +169,9 @@ def test_saved_states_are_those_of_the_run(case, tmp_path):
     assert found.to_dict()["agrees"] is True
     assert addnorm.verify(inspection, like=path).terms == addnorm.verify(inspection, like=inspection).terms
     (tmp_path / "empty.pt").touch()
+    (tmp_path / "text.pt").write_text("hello")
     torch.save({"x": x}, tmp_path / "other.pt")
-    for name in ("empty.pt", "other.pt", "none.pt"):
+    for name in ("empty.pt", "text.pt", "other.pt", "none.pt"):
         with pytest.raises(ValueError, match=f"like is '.*{name}', expected a file of `addnorm record --states`"):
             addnorm.verify(model, x, like=tmp_path / name)
     with pytest.raises(ValueError, match="inspection has no residual stream"):
@@ -187,6 +188,8 @@ def test_streams_of_other_sizes_get_one_sentence(case):
     assert found.terms == ()
     with pytest.raises(ValueError, match=r"the stream has shape \(1, 5, 16\), expected \(2, 5, 16\) as the reference"):
         addnorm.verify(model, x[:1], like=inspection)
+    with pytest.raises(ValueError, match=r"the stream has shape \(2, 1, 16\), expected \(2, 5, 16\) as the reference"):
+        addnorm.verify(model, x[:, :1], like=inspection)
     for wrong in ({"wiring": "pre_ln"}, {"eps": 1e-5}):
         with pytest.raises(TypeError, match="like is set, and wiring, eps, norm or dtype too"):
             addnorm.verify(model, x, like=model, **wrong)

@@ -152,6 +152,8 @@ def test_wrong_arguments_are_refused():
         addnorm.verify(model, x, wiring="pre_ln", norm="batch")
     with pytest.raises(ValueError, match="eps is 'small', expected"):
         addnorm.verify(model, x, wiring="pre_ln", eps="small")
+    with pytest.raises(TypeError, match="dtype is 'float32', expected a torch.dtype as torch.float32, or None"):
+        addnorm.verify(model, x, wiring="pre_ln", dtype="float32")
 
 
 HUGE = (lambda x: 1e20 * x, "the squares of a state overflow, so a norm gives zeros")

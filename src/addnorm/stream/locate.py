@@ -99,7 +99,7 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
         raise TypeError(f"tensor is {getattr(tensor, 'dtype', tensor)!r}, expected a tensor of floating-point numbers.")
     if not tensor.numel():
         raise ValueError("tensor has no numbers, expected a state.")
-    known = [*_list_values(inspection)]
+    known = [value for value in _list_values(inspection) if len(value.rows)]  # a stream of no tokens has none
     if not known:
         raise ValueError("the inspection has no stream to compare with.")
     for part in inspection.parts:

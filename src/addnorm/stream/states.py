@@ -8,7 +8,6 @@ the reference's terms before it. So no error accumulates, and a term that differ
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -206,9 +205,10 @@ def load_saved(path: str | Path, name: str, expected: str) -> Any:
     """Return what a file of `torch.save` has. A ValueError for another file begins with `name` and says what was `expected`."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0] or "it is empty"
-        raise ValueError(f"{name} is {str(path)!r}, expected {expected}: {reason}") from None
+    except Exception as error:  # of any kind: the bytes of another file are read as a pickle
+        is_readable = isinstance(error, OSError | EOFError | RuntimeError | ValueError)
+        reason = str(error).partition("\n")[0] if is_readable else "it is another file, or has more than tensors"
+        raise ValueError(f"{name} is {str(path)!r}, expected {expected}: {reason or 'it is empty'}") from None
 
 
 def load_states(path: str | Path) -> States:
@@ -231,7 +231,7 @@ def measure_terms(inspection: Inspection, reference: States) -> list[TermError]:
     before: dict[str, float] = {}  # the size of each stream's state, to which the error of a sum is relative
     keyed = [*_key_terms(inspection)]
     starts = {
-        stream: (_match_copies(_read(term), reference["terms"][key]), term)
+        stream: (_match_copies(inspection, _read(term), reference["terms"][key]), term)
         for key, stream, term in keyed if term.name == "start"
     }  # fmt: skip
     orders = {stream: _find_orders(_read(term), theirs) for stream, (theirs, term) in starts.items()}
@@ -321,10 +321,12 @@ def _find_orders(ours: Tensor, theirs: Tensor) -> Orders:
     return same if ours.shape == theirs.shape and errors[best] > errors[same] / 2 else best
 
 
-def _match_copies(ours: Tensor, theirs: Tensor) -> Tensor:
+def _match_copies(inspection: Inspection, ours: Tensor, theirs: Tensor) -> Tensor:
     """Return the start of a reference with as many streams as that of the model: one value may be that of all streams."""
+    if inspection.program is None or theirs.dim() < 3:  # one stream: the dimension before the last is one of tokens
+        return theirs
     n, m = ours.shape[-2], theirs.shape[-2]
-    if theirs.dim() < 3 or n == m or 1 not in (n, m) or ours.shape[:-2] != theirs.shape[:-2]:
+    if n == m or 1 not in (n, m) or ours.shape[:-2] != theirs.shape[:-2]:
         return theirs
     return theirs.expand(*ours.shape) if m == 1 else theirs[..., :1, :]
 

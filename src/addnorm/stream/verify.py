@@ -162,7 +162,7 @@ def verify(
         kwargs: keyword arguments of the model.
 
     Raises:
-        ValueError: an argument has a wrong value.
+        TypeError, ValueError: an argument has a wrong type or value.
         Exception: as `inspect`.
 
     Example:
@@ -188,6 +188,8 @@ def verify(
     wiring = as_wiring(wiring)
     if norm is not None and norm not in KINDS:
         raise ValueError(f"norm is {norm!r}, expected {' or '.join(map(repr, KINDS))}, or None.")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype is {dtype!r}, expected a torch.dtype as torch.float32, or None.")
     eps = None if eps is None else check_float("eps", eps)
     if not wiring.has_rows:
         return _verify_program(model, args, kwargs, wiring, (eps, norm, dtype))
