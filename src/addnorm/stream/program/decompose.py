@@ -80,7 +80,7 @@ class ProgramDecomposition(Decomposition):
     def _join_all(self, target: Sequence[Value], parts: dict[Value, Components], is_read: bool) -> Components:
         found = {name for value in target for name in parts[value]}
         names = [name for name in ("x_0", *(site.id for site in self.program.sites), BIASES) if name in found]
-        zeros = [torch.zeros((), dtype=torch.float64).expand(value.shape) for value in target]
+        zeros = [value.tensor.new_zeros((), dtype=torch.float64).expand(value.shape) for value in target]
         pairs = [*zip((parts[value] for value in target), zeros, strict=True)]
         return {name: self._join(target, is_read, [own.get(name, zero) for own, zero in pairs]) for name in names}
 
@@ -150,7 +150,7 @@ def _compute(carrier: Carrier, value: Value, known: dict[Value, Components]) -> 
     op = value.op
     assert op is not None
     carried = list_carried_inputs(carrier, value)
-    zeros = {v: torch.zeros(v.shape, dtype=torch.float64) for v in carried}
+    zeros = {v: v.tensor.new_zeros(v.shape, dtype=torch.float64) for v in carried}
     constant = replay(value, carried, zeros) if op.name in AFFINE else None
     parts: Components = {}
     for name in dict.fromkeys(name for v in carried for name in known[v]):
@@ -160,5 +160,5 @@ def _compute(carrier: Carrier, value: Value, known: dict[Value, Components]) -> 
             parts[name] = parts[name] - constant
     shift = constant if value.norm is None else value.norm.shift(torch.float64)
     if isinstance(shift, Tensor) and bool(shift.any()):
-        parts[BIASES] = parts.get(BIASES, torch.zeros(value.shape, dtype=torch.float64)) + shift
+        parts[BIASES] = parts.get(BIASES, value.tensor.new_zeros(value.shape, dtype=torch.float64)) + shift
     return parts

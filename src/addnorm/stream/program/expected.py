@@ -139,7 +139,7 @@ def _list_tensors(shape: Sequence[int], leaves: Sequence[Value], ops: Sequence[O
     size = torch.Size(shape).numel()
     squeezed = [n for n in shape if n > 1]
     for leaf in leaves:
-        tensor = leaf.tensor.detach().double()
+        tensor = leaf.tensor.detach().cpu().double()
         if tensor.numel() != size:
             continue
         own = [n for n in leaf.shape if n > 1]
@@ -152,7 +152,7 @@ def _list_tensors(shape: Sequence[int], leaves: Sequence[Value], ops: Sequence[O
     for count in (2, 3):
         for parts in itertools.permutations(leaves, count):
             if sum(leaf.tensor.numel() for leaf in parts) == size:
-                pieces = [_to_rows(leaf.tensor.detach().double(), shape) for leaf in parts]
+                pieces = [_to_rows(leaf.tensor.detach().cpu().double(), shape) for leaf in parts]
                 if all(piece is not None for piece in pieces):
                     found.append((parts, torch.cat([piece for piece in pieces if piece is not None]).reshape(shape)))
     return found

@@ -117,7 +117,7 @@ def measure_map(carrier: Carrier, target: Value, sources: Sequence[Value], freez
     operands, region, reason = _find_operands(carrier, total, sources, freeze)
     if reason == EARLIER:
         return Map(target, norm, after, [], None, math.inf, reason)
-    zeros = {operand: torch.zeros(operand.shape, dtype=torch.float64) for operand in operands}
+    zeros = {operand: operand.tensor.new_zeros(operand.shape, dtype=torch.float64) for operand in operands}
     bias = to_streams(carrier, total, _evaluate(carrier, total, zeros, region))
     columns: list[Column] = []
     for operand, (source, own_norm) in operands.items():
@@ -137,7 +137,7 @@ def apply_map(carrier: Carrier, part: Map, streams: Mapping[Value, Tensor]) -> T
 
     Norms are computed by their formulas.
     """
-    result = torch.zeros(1, 1, 1, dtype=torch.float64) if part.bias is None else part.bias
+    result = part.target.tensor.new_zeros((1, 1, 1), dtype=torch.float64) if part.bias is None else part.bias
     for column in part.columns:
         own = streams[column.source]
         if column.norm is not None and column.operand is not column.source:
@@ -308,8 +308,8 @@ class Matrix:
     """One matrix of a stage, or of the read at the end.
 
     Attributes:
-        values: `(tokens, rows, columns, d)`; the last dimension has size one if all features have the same entries, and so has
-            the first if all tokens do.
+        values: `(tokens, rows, columns, d)`, on the CPU; the last dimension has size one if all features have the same entries,
+            and so has the first if all tokens do.
         source: "constant", "learned", or "computed" from the streams.
         operands: the frozen values of the run from which it is made.
     """
@@ -349,14 +349,15 @@ def assemble(carrier: Carrier, maps: Sequence[Map], sources: Sequence[Value], no
                 blocks.append(shrink(own[source].matrix))
                 columns.append(own[source])
             else:
-                blocks.append(torch.zeros(1, carrier.order(part.target)[2], n, 1, dtype=torch.float64))
+                shape = (1, carrier.order(part.target)[2], n, 1)
+                blocks.append(part.target.tensor.new_zeros(shape, dtype=torch.float64))
         rows.append(_cat(blocks, 2))
     kind = 0
     for column in columns:
         kind |= column.kind
     name = "computed" if kind & DATA else "learned" if kind & PARAMETER else "constant"
     operands = [*dict.fromkeys(value for column in columns for value in column.operands)]
-    return Matrix(_cat(rows, 1), name, operands)
+    return Matrix(_cat(rows, 1).cpu(), name, operands)
 
 
 def shrink(matrix: Tensor) -> Tensor:

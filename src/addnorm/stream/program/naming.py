@@ -284,7 +284,8 @@ def compute(module: Any, stage: Stage | Head, streams: Tensor) -> Expected:
 
 def join_state(program: Program, k: int, relation: Tensor) -> Tensor:
     """Return the run's streams before site k in the order of the wiring's streams, `(tokens, n, d)`."""
-    return torch.einsum("cf,tfd->tcd", relation.nan_to_num(), join_streams(program.carrier, program.spine.states[k]))
+    streams = join_streams(program.carrier, program.spine.states[k]).cpu()
+    return torch.einsum("cf,tfd->tcd", relation.nan_to_num(), streams)
 
 
 def relate(program: Program, k: int, stage: Stage, expected: Expected, relation: Tensor) -> tuple[Tensor, float] | None:

@@ -235,7 +235,7 @@ class Program:
         """Return what the state after site k has besides A X + B W: `(tokens, n, d)`."""
         parts = [(part.bias, self.carrier.order(part.target)[2]) for part in self.sites[k].sums]
         zero = torch.zeros(1, 1, 1, dtype=torch.float64)
-        return torch.cat([zero.expand(1, n, self.width) if bias is None else bias[:1] for bias, n in parts], 1)
+        return torch.cat([zero.expand(1, n, self.width) if bias is None else bias[:1].cpu() for bias, n in parts], 1)
 
     def freeze(self, part: Map, sources: Sequence[Value]) -> Map:
         """Return a map measured anew with the norms of its sources as factors; the map itself if it has no such norms."""

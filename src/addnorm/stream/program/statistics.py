@@ -139,7 +139,7 @@ def _count(matrix: Matrix, mask: Tensor | None) -> Tensor | None:
     """Return the entries of a computed matrix for the tokens that count; None if it is not computed, or none counts."""
     if matrix.source != "computed":
         return None
-    values = matrix.values if mask is None or len(matrix.values) != len(mask) else matrix.values[mask]
+    values = matrix.values if mask is None or len(matrix.values) != len(mask) else matrix.values[mask.cpu()]
     return values if len(values) else None
 
 

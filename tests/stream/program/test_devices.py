@@ -1,0 +1,59 @@
+"""Tests that several streams are measured on the device of the run, by a mode that refuses what torch would refuse on a GPU."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import addnorm
+from support.families import shake
+from support.stacks import encoder
+
+COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+
+
+class OtherDevice(TorchDispatchMode):
+    """Mode in which some tensors, and all that is computed from them, are on another device than new tensors."""
+
+    def __init__(self, *tensors):
+        super().__init__()
+        self.storages = {}  # kept alive, so that no address is used twice
+        self.add(tensors)
+
+    def add(self, tensors):
+        storages = [tensor.untyped_storage() for tensor in tree_leaves(tensors) if isinstance(tensor, torch.Tensor)]
+        self.storages |= {storage._cdata: storage for storage in storages}
+
+    def has(self, tensor):
+        return tensor.untyped_storage()._cdata in self.storages
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()]
+        places = {self.has(tensor) for tensor in tensors}
+        if len(places) > 1 and func not in COPIES:
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device")
+        out = func(*args, **(kwargs or {}))
+        if places == {True}:
+            self.add(out)
+        return out
+
+
+def move_to_cpu(tensor):
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+
+@pytest.mark.parametrize("wiring", ["mhc", "denseformer", "gated_mix"])
+def test_matrices_are_measured_on_the_device_of_the_run(wiring, monkeypatch):
+    model, x = shake(encoder(wiring)), torch.randn(2, 5, 16)
+    device = OtherDevice(x, *model.parameters(), *model.buffers())
+    to = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "cpu", move_to_cpu)
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda t, *args, **options: to(move_to_cpu(t) if "cpu" in args[:1] else t, *args, **options)
+    )
+    with device:
+        found = addnorm.inspect(model, x)
+        shares = addnorm.decompose(model, x).mean_shares()
+        rows = addnorm.stream.measure_streams(found.program)
+    assert (found.wiring, len(rows), found.program.expansion_closes) == (wiring, len(found.program.sites), True)
+    assert abs(sum(shares.values()) - 1) < 1e-5
