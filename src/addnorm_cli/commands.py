@@ -187,7 +187,7 @@ def inspect() -> None:
 
 
 @command(cls=ModelCommand)
-@argument("tensor", type=FILE)
+@argument("tensor", metavar="TENSOR", type=FILE)
 def locate() -> None:
     r"""Name a captured tensor: which state, read or write of a residual stream it is.
 

@@ -152,7 +152,7 @@ def test_wrong_arguments_are_refused():
         addnorm.verify(model, x, wiring="pre_ln", norm="batch")
     with pytest.raises(ValueError, match="eps is 'small', expected"):
         addnorm.verify(model, x, wiring="pre_ln", eps="small")
-    with pytest.raises(TypeError, match="dtype is 'float32', expected a torch.dtype as torch.float32, or None"):
+    with pytest.raises(TypeError, match=r"dtype is 'float32', expected a torch\.dtype as torch\.float32, or None"):
         addnorm.verify(model, x, wiring="pre_ln", dtype="float32")
 
 

@@ -49,6 +49,47 @@ def test_read_of_a_state_and_the_embedding_is_no_row():
     assert not addnorm.verify(model, input_ids=ids, use_cache=False, wiring="pre_ln")
 
 
+class Dense(nn.Module):
+    """DenseFormer, or with vectors in place of its learned numbers, or with other numbers in the stream than in the read."""
+
+    def __init__(self, size, is_same):
+        super().__init__()
+        sublayers = [nn.ModuleList([nn.LayerNorm(D), nn.Linear(D, D)]) for _ in range(6)]
+        self.layers = nn.ModuleList(nn.ModuleList(sublayers[k : k + 2]) for k in (0, 2, 4))
+        self.norm = nn.LayerNorm(D)
+        self.read, self.keep = (nn.ParameterList(torch.randn(k + 1, size) for k in range(4)) for _ in range(2))
+        self.keep = self.read if is_same else self.keep
+
+    def forward(self, x):
+        states = [x]
+        for k, ((norm, f), (other_norm, g)) in enumerate(self.layers):
+            read, kept = (self.mean(weights[k], states) for weights in (self.read, self.keep))
+            x = kept + f(norm(read))
+            states.append(x + g(other_norm(x)))
+        return self.norm(self.mean(self.read[-1], states))
+
+    def mean(self, weights, states):
+        return states[0] if len(states) == 1 else sum(w * x for w, x in zip(weights, states, strict=True))
+
+
+@pytest.mark.parametrize(("size", "is_same"), [(1, True), (D, True), (1, False)])
+def test_learned_numbers_are_no_vectors_and_have_one_value(size, is_same):
+    model, x = Dense(size, is_same), torch.randn(2, 5, D)
+    is_right = (size, is_same) == (1, True)
+    assert (addnorm.inspect(model, x).wiring == "denseformer") == is_right
+    found = addnorm.verify(model, x, wiring="denseformer")
+    assert found.agrees == is_right
+    assert is_right or [deviation.term for deviation in found.deviations] == ["a learned weight"]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_coefficients_before_training_prove_no_formula(trained):
+    """Where they are the same for all tokens, another formula may have them: the text says so."""
+    model = encoder("mhc")
+    text = str(addnorm.inspect(shake(model) if trained else model, torch.randn(2, 5, D)))
+    assert ("another formula may give them" in " ".join(text.split())) != trained
+
+
 @pytest.mark.parametrize("wiring", ["mhc", "independent_hc", "gated_residual", "gated_mix", "reversible", "ngpt"])
 @pytest.mark.parametrize("shape", [(1, 5), (1, 1)])
 def test_batch_of_one_has_all_sublayers(wiring, shape):

@@ -51,6 +51,11 @@ class _Fit:
     error: float
 
     @property
+    def is_different(self) -> bool:
+        """Whether a matrix, or all of them, differ."""
+        return self.variant is not None or any(label != "" for label in self.labels.values())
+
+    @property
     def score(self) -> tuple[int, int, bool, float]:
         same = sum(label == "" for label in self.labels.values())
         named = sum(label is not None for label in self.labels.values())
@@ -138,6 +143,9 @@ def _compare_sites(program: Program, wiring: Wiring, tolerance: float) -> Iterat
             if label != "":
                 yield Difference(TERMS[name], label or "another one", FORMULA, site.id)
         after = naming.relate(program, k, stage, fit_expected(program, k, stage, place), relation)
+        if after is None and not fit.is_different and stage.learned:
+            other = "another one in the stream than in the read, or one for each feature"
+            yield Difference("a learned weight", other, "one number", site.id)
         if after is not None:
             relation = after[0]
         elif program.sizes[k + 1] == stage.n_out:

@@ -30,7 +30,7 @@ CLOSE_FLOAT64 = 1e-6  # the same in float64, where some models compute their coe
 EXACT = 1e-6  # the same of constants
 FIRST = 3  # sublayers with which numbers are fitted
 _Constants = tuple[list[int], list[float], list[int]]  # sizes of matrices, numbers, how often Sinkhorn divides
-_Source = tuple[bool, int]  # whether a module computes a matrix, and the number of tokens
+_Source = tuple[bool, int, bool]  # whether a module computes a matrix, number of tokens, whether entries are vectors
 MOST_NUMBERS = 64  # pairs of numbers that are tried
 LARGE = 1e-2  # a larger option is no usual epsilon
 LITTLE = 1e-2  # an epsilon may be this wrong before it is fitted
@@ -216,7 +216,7 @@ def _fit(
     """Return the matrices of a stage, the parameters with which they fit best, the error of C, and the C for the next stage."""
     if stage.n != relation.shape[0]:
         return None
-    source = ("collapse" in stage.computes or stage.delayed, program.count_tokens(k))
+    source = ("collapse" in stage.computes or stage.delayed, program.count_tokens(k), _has_vectors(stage))
     found = measure_read(program, k, stage)
     if stage.coefficients is None and not stage.delayed:
         expected = build_expected(stage, None)
@@ -297,7 +297,7 @@ def relate(program: Program, k: int, stage: Stage, expected: Expected, relation:
     found = program.sites[k]
     rows, inject, bias = found.mix.values, found.inject.values, program.bias(k)
     for name in ("mix", "inject"):
-        source = (name in stage.computes, program.count_tokens(k))
+        source = (name in stage.computes, program.count_tokens(k), _has_vectors(stage))
         if not _have_same_source(getattr(expected, name), getattr(found, name), source):
             return None
     wanted_bias = torch.zeros(1, stage.n_out, 1, dtype=torch.float64) if expected.bias is None else expected.bias
@@ -306,15 +306,17 @@ def relate(program: Program, k: int, stage: Stage, expected: Expected, relation:
     norms = [norm is not None for norm in found.norms_out]
     count = rows.shape[1]
     new = torch.full((stage.n_out, count), float("nan"), dtype=torch.float64)
-    worst, free = 0.0, [*range(count)]
+    worst, free, repeated = 0.0, [*range(count)], _find_repeated_rows(stage)
     for i, has_norm in enumerate(stage.norms_out):
         wanted = apply(expected.mix[:, i : i + 1], relation)
         best = (float("inf"), -1)
         for f in sorted(free, key=lambda f: f != i):  # most streams keep their places
             if norms[f] != has_norm:
                 continue
+            row = rows[:, f : f + 1]
             difference = max(
-                distance(wanted, rows[:, f : f + 1]),
+                distance(wanted, row),
+                distance(found.collapse.values[:, :1], row) if i in repeated else 0.0,
                 distance(expected.inject[:, i : i + 1], inject[:, f : f + 1]),
                 distance(wanted_bias[:, i : i + 1, None], bias[:, f : f + 1, None]),
             )
@@ -331,6 +333,17 @@ def relate(program: Program, k: int, stage: Stage, expected: Expected, relation:
     if free:
         return None
     return new, worst
+
+
+def _find_repeated_rows(stage: Stage) -> set[int]:
+    """Return the rows of A that have the learned entries of C: one parameter in both."""
+    (read, *_), mix = stage.entries.get("collapse", ((),)), stage.entries.get("mix", ())
+    return {i for i, row in enumerate(mix) if row == read and any(isinstance(entry, str) for entry in row)}
+
+
+def _has_vectors(stage: Stage | Head) -> bool:
+    """Return whether a learned entry is a number for each feature."""
+    return any(entry.per_feature for entry in stage.learned.values())
 
 
 def apply(matrix: Tensor, relation: Tensor) -> Tensor:
@@ -355,11 +368,11 @@ def _differ(expected: Tensor, found: Matrix, relation: Tensor, source: _Source) 
 def _have_same_source(expected: Tensor, found: Matrix, source: _Source) -> bool:
     """Return whether a matrix is constant, learned or computed from the streams as the expected one is.
 
-    `source` has whether a module computes the expected one, and the number of tokens.
+    `source` has whether a module computes the expected one, the number of tokens, and whether learned entries are vectors.
     """
-    is_computed, tokens = source
+    is_computed, tokens, has_vectors = source
     if bool(expected.isnan().any()):
-        return found.source == "learned"
+        return found.source == "learned" and (has_vectors or found.values.shape[-1] == 1)
     if not is_computed:
         return found.source == "constant"
     return found.source != "computed" or len(expected) == tokens

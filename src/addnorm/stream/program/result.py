@@ -204,6 +204,13 @@ class Program:
         return self.expansion is not None and self.expansion <= self.tolerance
 
     @property
+    def has_constant_coefficients(self) -> bool:
+        """Whether coefficients are computed from the streams, and are the same for all tokens."""
+        matrices = [matrix for site in self.sites for matrix in (site.collapse, site.mix, site.inject)]
+        sizes = [len(matrix.values) for matrix in matrices if matrix.source == "computed"]
+        return bool(sizes) and max(sizes) == 1 < self.count_tokens(0)
+
+    @property
     def equation(self) -> str:
         """The equation of the wiring with its constants, or the form of all."""
         return "\n".join(self.describe()[0])
@@ -321,6 +328,11 @@ def _summarize(program: Program) -> Iterator[str]:
             "coefficients by the formula from the model's parameters: difference "
             f"{format_number(program.deviation or 0.0, 2)}"
         )
+        if program.has_constant_coefficients:
+            yield (
+                "all tokens have the same coefficients here, as before training, so another formula may give them: "
+                "addnorm.verify moves their parameters"
+            )
 
 
 def describe_matrix(matrix: Matrix) -> str:
