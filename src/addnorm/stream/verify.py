@@ -33,6 +33,7 @@ from addnorm.wirings.spec import Stage, Wiring, as_wiring
 NO_PROGRAM = "its rows have no known wiring, and no other streams were found"
 RANDOM = "its matrices are random, as with dropout: call model.eval() before"
 MOVE, SMALL = 1.5, 64  # how far a parameter of the coefficients is moved if it has at most that many numbers
+SHARES = (1.0, 0.1)  # of the moves; the numbers of a deep model may overflow after the first
 
 
 @dataclass(frozen=True, repr=False)
@@ -267,7 +268,7 @@ def _has_dropout(program: Program) -> bool:
 
 
 @contextmanager
-def move_coefficients(model: nn.Module, program: Program) -> Iterator[None]:
+def move_coefficients(model: nn.Module, program: Program, share: float = 1.0) -> Iterator[None]:
     """Perturb the parameters of the coefficients in place while the block runs, and restore their bits after it."""
     names = {leaf.name for leaf in find_leaves(program.spine, _list_operands(program))[0]}
     inner = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
@@ -278,7 +279,7 @@ def move_coefficients(model: nn.Module, program: Program) -> Iterator[None]:
         for tensor, _ in moved:
             size = MOVE if tensor.numel() <= SMALL else tensor.shape[-1] ** -0.5
             noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-            tensor.add_((size * noise).to(tensor))
+            tensor.add_((share * size * noise).to(tensor))
         yield
     finally:
         for tensor, before in moved:
@@ -289,9 +290,12 @@ def _compare_moved(
     model: nn.Module, args: Any, kwargs: dict[str, Any], program: Program, wiring: Wiring
 ) -> list[Difference] | None:
     """Compare the program of the model with other coefficients; None if its equations do not close."""
-    with move_coefficients(model, program):
-        moved = inspect_run(model, args, kwargs, as_program=True).program
-        return compare_program(moved, wiring) if moved is not None and moved.closes else None
+    for share in SHARES:
+        with move_coefficients(model, program, share):
+            moved = inspect_run(model, args, kwargs, as_program=True).program
+            if moved is not None and moved.closes:
+                return compare_program(moved, wiring)
+    return None
 
 
 def _find_states(like: nn.Module | Inspection | str | Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> States:

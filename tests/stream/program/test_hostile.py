@@ -1,5 +1,6 @@
 """Tests of models that look like several streams, or whose code is unusual: a wrong claim is worse than none."""
 
+import importlib
 import threading
 
 import pytest
@@ -153,18 +154,27 @@ def to_buffers(model):
     return model
 
 
+def make_untrained(fault):
+    """Return an mHC all of whose streams stay copies of each other."""
+    model = make_mhc(faults=fault)
+    for layer in model.layers:
+        for site in layer:
+            site.phi.data.zero_()
+            site.beta.data.zero_()
+    return model
+
+
 @pytest.mark.parametrize("wrap", [compile_model, replace_forward, hold_lock, to_buffers])
 def test_error_before_training_is_found_in_changed_models(wrap):
-    found = []
-    for fault in ("", "transposed"):
-        model = make_mhc(faults=fault)
-        for layer in model.layers:  # all streams stay copies of each other
-            for site in layer:
-                site.phi.data.zero_()
-                site.beta.data.zero_()
-        found.append(addnorm.verify(wrap(model), X, wiring="mhc"))
+    found = [addnorm.verify(wrap(make_untrained(fault)), X, wiring="mhc") for fault in ("", "transposed")]
     assert found[0].agrees, str(found[0])
     assert [one.found for one in found[1].deviations] == ["transposed"]
+
+
+def test_error_before_training_is_found_where_numbers_overflow(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("addnorm.stream.verify"), "SHARES", (1e30, 1.0))
+    found = addnorm.verify(make_untrained("transposed"), torch.randn(2, 5, D), wiring="mhc")
+    assert [one.found for one in found.deviations] == ["transposed"]
 
 
 def test_dropout_of_an_output_belongs_to_the_sublayer():
