@@ -21,7 +21,7 @@ from addnorm._util.arguments import check_choice, check_float
 from addnorm._util.blocks import Block, Column, Table
 from addnorm._util.numbers import format_number
 from addnorm._util.render import Rendered
-from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, force_eager
+from addnorm.stream.dataflow.frames import WithoutFastPath, force_eager
 from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.dataflow.snapshot import preserve_state
@@ -97,18 +97,15 @@ def _edit_write(site: Site | ProgramSite, s: float, takes_mean: bool = False) ->
         raise RuntimeError(f"the model of site {site.id!r} was deleted, expected it to live as long as the block.")
     edit = OutputEdit(site, s, takes_mean) if isinstance(site, ProgramSite) else AddEdit(site, s, takes_mean)
 
-    def begin(frames: Frames, args: Any, kwargs: Any) -> ObserverMode:
-        return ObserverMode(frames, {}, {edit.op.address: edit})
+    def begin(mode: ObserverMode, args: Any, kwargs: Any) -> bool:
+        mode.editors[edit.op.address].append(edit)
+        return True
 
     def end(mode: ObserverMode) -> None:
         if mode.completed and mode.is_uncertain(edit.op):
             raise edit.build_missed_error()
 
-    with (
-        disable_checkpoints(),
-        observe_forwards(model, begin, end),
-        register_edit(model, getattr(site, "sublayer", None), edit.change_write),
-    ):
+    with disable_checkpoints(), observe_forwards(model, begin, end), register_edit(model, edit):
         yield
 
 

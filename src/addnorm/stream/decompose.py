@@ -20,7 +20,7 @@ from addnorm._util.arguments import check_choice
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.replay import replay_op
 from addnorm.stream.decomposition import Decomposition
-from addnorm.stream.edits import is_edited
+from addnorm.stream.edits import list_edits
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.equation_errors import compute_operand, compute_write
 from addnorm.stream.find.paths import Path
@@ -187,7 +187,7 @@ def decompose(
             f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.decompose(model, *args)."
         )
     check_inputs(model, args, kwargs, "addnorm.decompose(model, *args, **kwargs)")
-    if is_edited(model):
+    if list_edits(model):
         raise RuntimeError(
             "decompose is called inside addnorm.ablate or scale_write, expected outside: it decomposes the whole model."
         )

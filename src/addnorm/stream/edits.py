@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from addnorm.ops.options import ADD_OPTIONS
 from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.graph import Op, Value
+from addnorm.stream.dataflow.observers import Editor, find_observable
 from addnorm.stream.dataflow.operators import FAMILY, bind_arguments
 from addnorm.stream.dataflow.writes import find_written
 from addnorm.stream.find.sites import Site
@@ -27,13 +28,16 @@ from addnorm.stream.write_terms import find_write_term
 # Arguments of this library's operators that make up the write, and options that are added to the branch.
 WRITE_ARGUMENTS = {"branch", *(option.name for option in ADD_OPTIONS if option.gradient in ("branch", "z"))}
 ADDITIVE_OPTIONS = tuple(option.name for option in ADD_OPTIONS if option.additive)
+SAVED = (
+    "_saved_result",
+    "_saved_result0",
+    "_saved_output",
+)  # outputs that the node of an operator keeps for its backward
 
-Edit = Callable[[Tensor], Tensor]
-
-_edits: WeakKeyDictionary[nn.Module, list[tuple[Hashable, Edit]]] = WeakKeyDictionary()
+_edits: WeakKeyDictionary[nn.Module, list[WriteEdit]] = WeakKeyDictionary()
 
 
-class WriteEdit:
+class WriteEdit(Editor):
     """Editor that multiplies a sublayer's write by a number, or replaces it. Subclasses change an argument or an output.
 
     Args:
@@ -45,18 +49,6 @@ class WriteEdit:
 
     def __init__(self, site: Any, op: Op, s: float, dims: list[int] | None) -> None:
         self.site, self.op, self.s, self.dims = site, op, s, dims
-
-    def __call__(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments with which the operator runs."""
-        return args, kwargs
-
-    def change_output(self, func: Any, out: Any) -> Any:
-        """Return what the operator returns."""
-        return out
-
-    def on_output(self, out: Tensor) -> None:
-        """Change the gradient of the operator's output or node."""
-        raise NotImplementedError
 
     def change_write(self, write: Tensor) -> Tensor:
         """Return what is added in place of a write."""
@@ -90,6 +82,7 @@ class AddEdit(WriteEdit):
         term = sublayer.write_path.terms[-1]
         assert term.op is not None
         super().__init__(site, term.op, s, _find_token_dims(site) if takes_mean else None)
+        self.key = _identify(sublayer)
         self.write: Value = term.value
         self.fused = self.op.origin != self.op.name  # the add is a step of a fused operator
         stacked = self.op.args[0].op if self.op.name in ("sum", "mean") and isinstance(self.op.args[0], Value) else None
@@ -218,63 +211,69 @@ class OutputEdit(WriteEdit):
         columns = [column for part in site.sums for column in part.columns if column.source is site.write.value]
         values = {strip_views(column.operand) for column in columns}
         value = next(iter(values), None)
+        by_add = value is not None and value.part == "dropped"
+        if (
+            value is not None and value.op is not None and by_add
+        ):  # the add draws the dropout: change the output before it
+            value = strip_views(value.op.args[0])
         if len(values) != 1 or value is None or value.op is None or value.part not in (0, "y"):
             raise RuntimeError(
                 f"{site.id!r} writes a value that no operator of its own computes, expected one: replace its module."
             )
-        if takes_mean and value.shape[-1:] != site.write.value.shape[-1:]:
-            raise RuntimeError(
-                f"mode is 'mean', expected 'zero' for {site.id!r}: the dimension of the features of its write is not known."
+        if takes_mean and (by_add or value.shape[-1:] != site.write.value.shape[-1:]):
+            reason = (
+                "its dropout is drawn by the add"
+                if by_add
+                else "the dimension of the features of its write is not known"
             )
+            raise RuntimeError(f"mode is 'mean', expected 'zero' for {site.id!r}: {reason}.")
+        value = find_observable(value)
+        assert value.op is not None
         super().__init__(site, value.op, s, [*range(len(value.shape) - 1)] if takes_mean else None)
 
-    def change_output(self, func: Any, out: Any) -> Any:
-        """Return the changed write in place of the operator's first output."""
-        first = out if isinstance(out, Tensor) else out[0]
+    def change_output(self, out: Tensor) -> None:
+        """Change the write in place, so that all blocks and hooks have the same tensor."""
         with torch.no_grad():
-            changed = self.change_write(first)
-            if func._schema.is_mutable:
-                first.copy_(changed)
-                return out
-        return changed if first is out else (changed, *out[1:])
+            out.copy_(self.change_write(out))
 
     def on_output(self, out: Tensor) -> None:
         """Change the gradient of the write: the function is its own adjoint."""
-        if out.requires_grad:
-            out.register_hook(self.change_write)
+        if not out.requires_grad:
+            return
+        is_exact = self.dims is None and (self.s == 0 or (self.s > 0 and self.op.name == "relu"))
+        if not is_exact and any(hasattr(out.grad_fn, name) for name in SAVED):
+            raise RuntimeError(
+                f"{self.site.id!r} is written by {self.op.name}, whose gradient is computed from its output, expected "
+                "ablate(site), or a run under torch.no_grad()."
+            )
+        out.register_hook(self.change_write)
 
 
 # Edits in effect.
 
 
 @contextmanager
-def register_edit(model: nn.Module, sublayer: Sublayer | None, edit: Edit) -> Iterator[None]:
-    """Register an edit of a sublayer's write while the block runs; of a model with several streams without its sublayer."""
-    entries = _edits.setdefault(_unwrap(model), [])
-    entry = (None if sublayer is None else _identify(sublayer), edit)
-    entries.append(entry)
+def register_edit(model: nn.Module, edit: WriteEdit) -> Iterator[None]:
+    """Register an edit of a sublayer's write while the block runs."""
+    edits = _edits.setdefault(getattr(model, "_orig_mod", model), [])
+    edits.append(edit)
     try:
         yield
     finally:
-        entries.remove(entry)
+        edits.remove(edit)
 
 
-def is_edited(model: nn.Module) -> bool:
-    """Return whether some write of a model is edited now."""
-    return bool(_edits.get(_unwrap(model)))
+def list_edits(model: nn.Module) -> list[WriteEdit]:
+    """Return the edits of a model that are in effect now."""
+    return [*_edits.get(getattr(model, "_orig_mod", model), ())]
 
 
 def edit_write(model: nn.Module, sublayer: Sublayer, write: Tensor) -> Tensor:
     """Return the operand that a sublayer adds, after all edits of it."""
-    for key, edit in _edits.get(_unwrap(model), ()):
-        if key == _identify(sublayer):
-            write = edit(write)
+    for edit in list_edits(model):
+        if isinstance(edit, AddEdit) and edit.key == _identify(sublayer):
+            write = edit.change_write(write)
     return write
-
-
-def _unwrap(model: nn.Module) -> nn.Module:
-    inner: nn.Module = getattr(model, "_orig_mod", model)
-    return inner
 
 
 def _identify(sublayer: Sublayer) -> Hashable:

@@ -37,6 +37,7 @@ from addnorm import wirings
 from addnorm._util.numbers import format_count, format_number
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import Flow
+from addnorm.stream.dataflow.observers import Editor
 from addnorm.stream.dataflow.simplification import remove_redundant_moves, remove_saved_copies
 from addnorm.stream.dataflow.state import UNINITIALIZED, find_tensors
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules
@@ -250,10 +251,10 @@ def check_parameters(model: nn.Module, usage: str) -> None:
             raise ValueError(f"model has {name} on the meta device, which has no values: load the weights first.")
 
 
-def capture_flow(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
-    """Return the data flow of the call `model(*args, **kwargs)`."""
+def capture_flow(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], edits: Sequence[Editor] = ()) -> Flow:
+    """Return the data flow of the call `model(*args, **kwargs)`, with the edits of operators in it."""
     with hint_inputs(args, kwargs):
-        return FlowCapture(model).run(args, kwargs)
+        return FlowCapture(model, editors=edits).run(args, kwargs)
 
 
 def to_float64(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any, Any]:

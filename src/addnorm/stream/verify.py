@@ -19,6 +19,7 @@ from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.dataflow.graph import DATA, NOISE, Value
+from addnorm.stream.dataflow.wrappers import distribute
 from addnorm.stream.deviations import MAX_SITES, Deviation, compare_models, compare_wirings, group_differences
 from addnorm.stream.find.remarks import MISSING
 from addnorm.stream.find.unknown import Unknown
@@ -279,7 +280,7 @@ def move_coefficients(model: nn.Module, program: Program, share: float = 1.0) ->
         for tensor, _ in moved:
             size = MOVE if tensor.numel() <= SMALL else tensor.shape[-1] ** -0.5
             noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-            tensor.add_((share * size * noise).to(tensor))
+            tensor.add_(distribute((share * size * noise).to(tensor.device, tensor.dtype), tensor))
         yield
     finally:
         for tensor, before in moved:

@@ -15,7 +15,7 @@ when they are used, the others become NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -26,8 +26,9 @@ from torch.utils import _pytree as pytree
 from addnorm._util.torch_internals import hook_this_thread
 from addnorm.stream.dataflow import fused_ops, registered_ops
 from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, exclusive, find_line, force_eager
-from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, UNCOUNTED, Flow, Op, Value
+from addnorm.stream.dataflow.graph import CONSTANT, DATA, EDIT, NOISE, PARAMETER, UNCOUNTED, Flow, Op, Value
 from addnorm.stream.dataflow.memory import Memory, disable_modes, is_in_memory
+from addnorm.stream.dataflow.observers import Editor
 from addnorm.stream.dataflow.operators import find_traits, operator_name
 from addnorm.stream.dataflow.snapshot import preserve_state
 from addnorm.stream.dataflow.state import find_tensors
@@ -41,7 +42,7 @@ from addnorm.stream.dataflow.wrappers import (
     is_wrapper,
     runs_in_fsdp,
 )
-from addnorm.stream.dataflow.writes import find_written, list_outputs, running_statistics
+from addnorm.stream.dataflow.writes import find_first, find_written, list_outputs, running_statistics
 
 SMALL = 1 << 16  # largest number of elements of a parameter that is copied when it is used
 OTHER_SEED = 0x5EED  # seed of a second run
@@ -53,14 +54,17 @@ class FlowCapture(InnerOperatorMode):
     Args:
         model: the model.
         contents: whether tensors have contents; False on the meta device.
+        editors: change the outputs of operators, as in the later forwards that this run is like.
     """
 
-    def __init__(self, model: nn.Module, contents: bool = True) -> None:
+    def __init__(self, model: nn.Module, contents: bool = True, editors: Sequence[Editor] = ()) -> None:
         super().__init__()
         self.flow = Flow()
         self.frames = Frames(model)
         self._memory = Memory(self.add_leaf, self._add_write, contents)
         self._contents = contents
+        self._editors = editors
+        self._edits: list[Callable[[], None]] = []  # to make before the next operator, when a collective has ended
         named = [*model.named_parameters(), *model.named_buffers()]
         self._named = {id(t): name for name, tensor in named for t in (tensor, *inner_tensors(tensor))}
         self._parameters = {id(t) for p in model.parameters() for t in (p, *inner_tensors(p))}
@@ -106,7 +110,7 @@ class FlowCapture(InnerOperatorMode):
                 for generator in self._generators:
                     generator.manual_seed(OTHER_SEED)
                 torch.manual_seed(OTHER_SEED)
-                return FlowCapture(model, self._contents).run(args, kwargs)
+                return FlowCapture(model, self._contents, self._editors).run(args, kwargs)
             finally:
                 for generator, state in self._generators.items():
                     generator.set_state(state)
@@ -132,6 +136,8 @@ class FlowCapture(InnerOperatorMode):
         frame = self.frames.current
         if frame is None or self.frames.is_paused:
             return func(*args, **kwargs)
+        while self._edits:
+            self._edits.pop(0)()
         if types and has_wrappers(types):
             return self._run_wrapped(func, types, args, kwargs)
         if self.depth and computes_shapes((args, kwargs)):
@@ -177,6 +183,8 @@ class FlowCapture(InnerOperatorMode):
         for tensor in written:
             if tensor in self._memory:
                 self._memory.record_write(tensor)
+        changes = [editor for editor in self._editors if editor.op.address == op.address]
+        self._edits += [partial(self._add_edit, editor, op, find_first(out)) for editor in changes]
         return out
 
     def _run_wrapped(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -247,6 +255,16 @@ class FlowCapture(InnerOperatorMode):
         if others := [(k, tensor) for k, tensor in enumerate(outputs) if k not in found.results]:
             self._add(op, others, CONSTANT)
         return True
+
+    def _add_edit(self, editor: Editor, op: Op, out: Tensor) -> None:
+        """Change an output of an operator, and add the change to the flow."""
+        before = self._memory.value(out)
+        self._memory.save(out)
+        with disable_modes():
+            editor.change_output(out)
+        index, change = len(self.flow.ops), editor.change_output
+        self._add(Op(index, EDIT, change, (before,), {}, [before], op.frame, UNCOUNTED, op.line), [(0, out)], CONSTANT)
+        self._memory.record_write(out)
 
     def _get_old(self, tensor: Tensor) -> Tensor:
         """Return the contents of a tensor before the operator that has just run."""

@@ -58,13 +58,10 @@ class Frames:
         self._calls: dict[str, int] = {}
         self._stack: list[Frame] = []
 
-    def start(self) -> Frame:
-        """Begin a run and return the call of the model."""
-        self._calls.clear()
-        self._stack.clear()
+    def start(self) -> None:
+        """Begin the run, of which there is one."""
         self._calls[""] = 1
         self.current = Frame("", 0, None)
-        return self.current
 
     @property
     def is_paused(self) -> bool:

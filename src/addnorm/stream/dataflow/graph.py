@@ -14,6 +14,7 @@ from addnorm.stream.dataflow.operators import FAMILY, bind_arguments, find_trait
 
 CONSTANT, PARAMETER, DATA, NOISE = 0, 1, 2, 4  # bits: what a value depends on
 UNCOUNTED = -1  # ordinal of an operator that cannot be found in another run
+EDIT = "edit"  # name of the operator that changes a write inside `ablate`
 # A module's path, the index of the call, an operator's name, its index among the operators of this name in the call.
 Address = tuple[str, int, str, int]
 

@@ -1,4 +1,4 @@
-"""Observers: functions that get the outputs of selected operators in later forwards, and editors that change their arguments.
+"""Observers: functions that get the outputs of selected operators in later forwards, and editors that change operators.
 
 An operator of an inspected run is identified by its address: the module's path, the number of the call, the operator's name, and
 its number among the operators of that name in the call. A different branch elsewhere (another expert, a cast that autocast
@@ -9,22 +9,23 @@ the backward is not.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FrameType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from addnorm._util.torch_internals import has_dispatch_mode, hook_this_thread
 from addnorm.stream.dataflow import fused_ops, registered_ops
 from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, exclusive, force_eager
-from addnorm.stream.dataflow.graph import Address, Frame, Op, Value
+from addnorm.stream.dataflow.graph import UNCOUNTED, Address, Frame, Op, Value
 from addnorm.stream.dataflow.memory import disable_modes
 from addnorm.stream.dataflow.operators import FAMILY, operator_name
 from addnorm.stream.dataflow.state import share_context
@@ -35,19 +36,23 @@ from addnorm.stream.dataflow.wrappers import (
     has_wrappers,
     runs_in_fsdp,
 )
-from addnorm.stream.dataflow.writes import find_written, list_outputs
+from addnorm.stream.dataflow.writes import find_first, find_written, list_outputs
 
+COLLECTIVE, WAIT = "_c10d_functional::", "_c10d_functional::wait_tensor"
 Observer = Callable[[Tensor], None]  # called with the output of an operator right after the operator ran
 
 
-class Editor(Protocol):
-    """Object that changes an operator's arguments or its output, and the gradients of its autograd node."""
+class Editor:
+    """Base class of what changes an operator's arguments or its output, and the gradients of its autograd node."""
+
+    op: Op
 
     def __call__(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments with which the operator runs."""
+        return args, kwargs
 
-    def change_output(self, func: Any, out: Any) -> Any:
-        """Return what the operator returns instead of `out`."""
+    def change_output(self, out: Tensor) -> None:
+        """Change the operator's first output in place."""
 
     def on_output(self, out: Tensor) -> None:
         """Receive the output after torch has set its autograd node."""
@@ -56,12 +61,15 @@ class Editor(Protocol):
 class ObserverMode(InnerOperatorMode):
     """Dispatch mode in which an observed forward runs.
 
+    All blocks around one forward share its mode: observers get what editors have changed, whichever block is the inner one.
+
     Args:
         frames: the calls of the model's modules.
-        observers: by the address of an operator, the observers of each of its outputs.
-        editors: by the address of an operator, its editor.
+        caller: the Python frame in which the forward runs.
 
     Attributes:
+        observers: by the address of an operator, the observers of each of its outputs.
+        editors: by the address of an operator, its editors.
         completed: whether the forward returned.
         deferred: functions to call before the next operator, when torch has set the autograd node of the last output. A function
             that returns True is called again before the operator after that. `outer` then has the wrappers among the arguments
@@ -69,17 +77,13 @@ class ObserverMode(InnerOperatorMode):
         finished: whether the deferred functions are called for the last time.
     """
 
-    def __init__(
-        self,
-        frames: Frames,
-        observers: Mapping[Address, Mapping[int | str, list[Observer]]],
-        editors: Mapping[Address, Editor] | None = None,
-    ) -> None:
+    def __init__(self, frames: Frames, caller: FrameType) -> None:
         super().__init__()
         self.frames = frames
+        self.caller: FrameType | None = caller
         self._has_fsdp = bool(find_fsdp_modules(frames.model))
-        self.observers = observers
-        self.editors = editors or {}
+        self.observers: dict[Address, dict[int | str, list[Observer]]] = defaultdict(lambda: defaultdict(list))
+        self.editors: dict[Address, list[Editor]] = defaultdict(list)
         self.completed = False
         self.finished = False
         self.deferred: list[Callable[[], object]] = []
@@ -119,45 +123,42 @@ class ObserverMode(InnerOperatorMode):
             return func(*args, **kwargs)
         name = operator_name(func)
         address = (frame.path, frame.call, FAMILY if name.startswith(FAMILY) else name, frame.count(name))
-        editor = self.editors.get(address)
-        if editor is not None:
-            with disable_modes():  # outer modes see only the operators of the model
+        editors, observers = self.editors.get(address, ()), self.observers.get(address, {})
+        if not editors and not observers:
+            return func(*args, **kwargs)
+        with disable_modes():  # outer modes see only the operators of the model
+            for editor in editors:
                 args, kwargs = editor(func, args, kwargs)
-        if editor is not None or address in self.observers:
-            self._visited[address] = frame
-        if address not in self.observers:
-            return self._run(func, args, kwargs, editor)
+        self._visited[address] = frame
         copies: dict[int, Tensor] = {}
         has_steps = fused_ops.is_fused(name, args) or (
-            registered_ops.find_equation(name) is not None and any(isinstance(k, str) for k in self.observers[address])
+            registered_ops.find_equation(name) is not None and any(isinstance(k, str) for k in observers)
         )
         if func._schema.is_mutable and has_steps:
             with disable_modes():
                 copies = {id(t): t.detach().clone() for t in find_written(func, args, kwargs)}
-        out = self._run(func, args, kwargs, editor)
-        parts = _name_outputs(func, args, kwargs, out, copies if has_steps else None)
-        if name.startswith("c10d::"):  # the caller waits for its end before the next operator
-            self.deferred.append(partial(self._call_observers, address, parts))
-        else:
-            self._call_observers(address, parts)
-        return out
-
-    def _call_observers(self, address: Address, parts: Mapping[int | str, Tensor]) -> None:
-        with disable_modes():
-            for part, observers in self.observers[address].items():
-                if part in parts:
-                    for observer in observers:
-                        observer(parts[part])
-
-    def _run(self, func: Any, args: Any, kwargs: Any, editor: Editor | None) -> Any:
         out = func(*args, **kwargs)
-        if editor is not None:
+        result = args[0] if name == WAIT else out  # the same memory, which the wrapper has
+
+        def finish() -> None:
+            changed = [(editor, find_first(result)) for editor in editors]
             with disable_modes():
-                out = editor.change_output(func, out)
-            first = next((t for t in pytree.tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()), None)
-            if first is not None:
-                self.deferred.append(lambda: editor.on_output(self.outer.get(id(first), first)))
+                for editor, tensor in changed:
+                    editor.change_output(tensor)
+                parts = _name_outputs(func, args, kwargs, result, copies if has_steps else None) if observers else {}
+                for part, own in observers.items():
+                    for observer in own if part in parts else ():
+                        observer(parts[part])
+            self.deferred += [partial(self._edit_gradient, *pair) for pair in changed]
+
+        if name.startswith("c10d::"):  # the caller waits for its end before the next operator
+            self.deferred.append(finish)
+        else:
+            finish()
         return out
+
+    def _edit_gradient(self, editor: Editor, out: Tensor) -> None:
+        editor.on_output(self.outer.get(id(out), out))
 
 
 def _name_outputs(
@@ -183,63 +184,76 @@ def _name_outputs(
     return {**{part: t for step in steps for part, t in step.outputs}, **dict(enumerate(returned))}
 
 
+class _Calls(threading.local):
+    """The calls of one model in this thread.
+
+    Attributes:
+        running: for each call, what ends its observation, and its mode; None for one that is not observed.
+        caller: the Python frame in which the first of them runs.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[tuple[ExitStack, ObserverMode] | None] = []
+        self.caller: FrameType | None = None
+
+
 # Longer than 60 lines, since the hooks share the state of one forward.
 @contextmanager
 def observe_forwards(
     model: nn.Module,
-    begin: Callable[[Frames, tuple[Any, ...], dict[str, Any]], ObserverMode | None],
+    begin: Callable[[ObserverMode, tuple[Any, ...], dict[str, Any]], bool],
     end: Callable[[ObserverMode], None] = lambda mode: None,
-) -> Iterator[Frames]:
+) -> Iterator[None]:
     """Run the model's forwards in observer modes while the block runs. Compiled models run eagerly.
 
     Args:
         model: the model.
-        begin: called before each forward with the frames and the arguments; returns the mode, or None to skip this forward.
-        end: called with the mode after the forward.
+        begin: called before each forward with its mode, to add observers and editors, and with the arguments; returns whether
+            the forward is observed.
+        end: called with the mode after an observed forward.
     """
     inner = getattr(model, "_orig_mod", model)
-    frames = Frames(inner)
-    running: list[ExitStack | None] = []
-    modes: list[ObserverMode] = []
-    callers: list[FrameType] = []  # the Python frame in which the forward runs
+    calls = _Calls()
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module is not inner:  # a copy of the model that was made in the block has the hooks too
             return
-        if running and not _is_running(callers[-1]):
+        if calls.running and not _is_running(calls.caller):
             abandon()
-        if running or exclusive.frames is not None:  # the model calls itself, or is inspected
-            running.append(None)
+        calls.running.append(None)
+        if len(calls.running) > 1 or exclusive.frames is not None:  # the model calls itself, or is inspected
+            return
+        calls.caller = caller = sys._getframe(1)
+        stack_modes = _get_current_dispatch_mode_stack()
+        modes = [mode for mode in stack_modes if isinstance(mode, ObserverMode) and mode.caller is caller]
+        mode = modes[0] if modes else ObserverMode(Frames(inner), caller)  # another block may have made it
+        with disable_modes():
+            is_observed = begin(mode, args, kwargs)
+        if not is_observed:
             return
         stack = ExitStack()
-        running.append(stack)
-        callers.append(sys._getframe(1))
-        stack.callback(callers.clear)
-        frames.paths = {id(m): path for path, m in inner.named_modules()}  # modules may have been replaced
-        with disable_modes():
-            mode = begin(frames, args, kwargs)
-        if mode is not None:
-            modes.append(mode)
-            frames.start()
-            stack.callback(_finish, frames, mode, end)
+        calls.running[0] = stack, mode
+        stack.callback(_finish, mode, end)
+        if not modes:
+            mode.frames.start()
             stack.enter_context(WithoutFastPath())
-            stack.enter_context(hook_this_thread(frames.enter, frames.leave))
+            stack.enter_context(hook_this_thread(mode.frames.enter, mode.frames.leave))
             stack.enter_context(mode)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        stack = running.pop() if running and module is inner else None
-        if stack is not None:
-            if output is not None and modes:
-                modes[-1].completed = True
-            modes.clear()
-            stack.close()
+        if module is inner and calls.running:
+            close(calls.running.pop(), output is not None)
 
     def abandon() -> None:
         """Clean up after a forward that KeyboardInterrupt ended, for which torch calls no hook."""
-        stacks = [stack for stack in running if stack is not None]
-        running.clear()
-        modes.clear()
-        for stack in stacks:
+        while calls.running:
+            close(calls.running.pop(), False)
+
+    def close(call: tuple[ExitStack, ObserverMode] | None, is_complete: bool) -> None:
+        calls.caller = calls.caller if calls.running else None
+        if call is not None:
+            stack, mode = call
+            mode.completed |= is_complete
             stack.close()
 
     with ExitStack() as outer:
@@ -250,10 +264,10 @@ def observe_forwards(
             inner.register_forward_hook(leave, always_call=True, prepend=True),
         ):
             outer.callback(handle.remove)
-        yield frames
+        yield
 
 
-def _is_running(frame: FrameType) -> bool:
+def _is_running(frame: FrameType | None) -> bool:
     """Return whether a Python frame is on the stack."""
     current: FrameType | None = sys._getframe(1)
     while current is not None and current is not frame:
@@ -346,18 +360,31 @@ class _Unchanged(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _finish(frames: Frames, mode: ObserverMode, end: Callable[[ObserverMode], None]) -> None:
+def _finish(mode: ObserverMode, end: Callable[[ObserverMode], None]) -> None:
     mode.finished = True
     mode.run_deferred()
-    frames.current = None
+    mode.frames.current = mode.caller = None
     with disable_modes():
         end(mode)
 
 
-def group_observers(observers: Iterable[tuple[Value, Observer]]) -> dict[Address, dict[int | str, list[Observer]]]:
-    """Group observers by the address of the operator that they observe, and by the part of its outputs."""
-    groups: dict[Address, dict[int | str, list[Observer]]] = {}
-    for value, observer in observers:
-        if value.op is not None:
-            groups.setdefault(value.op.address, {}).setdefault(value.part, []).append(observer)
-    return groups
+def find_observable(value: Value) -> Value:
+    """Return the value to observe in place of a cast by FSDP (its input), or of a running collective (the end of the wait)."""
+    while value.op is not None and value.op.ordinal == UNCOUNTED and value.op.inputs:
+        value = value.op.inputs[0]
+    if value.op is not None and value.op.name.startswith(COLLECTIVE) and value.op.name != WAIT:
+        value = _find_wait(value) or value
+    return value
+
+
+def _find_wait(value: Value) -> Value | None:
+    """Return the output of the operator that waits for collective `value`; None if there is none.
+
+    It is found directly or through views of the value.
+    """
+    for op in value.users:
+        if op.name == WAIT:
+            return op.outputs[0]
+        if "view" in op.traits and op.outputs and (found := _find_wait(op.outputs[0])) is not None:
+            return found
+    return None

@@ -81,6 +81,16 @@ def gather(tensor: Tensor) -> Tensor:
     return sharded.full_tensor() if is_sharded(tensor) else tensor
 
 
+def distribute(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor, which all processes have, with the placements of a DTensor; unchanged if `like` is a plain tensor."""
+    if not is_sharded(like):
+        return tensor
+    sharded: Any = like
+    place = sys.modules["torch.distributed.tensor"].distribute_tensor
+    placed: Tensor = place(tensor, sharded.device_mesh, sharded.placements, src_data_rank=None)
+    return placed
+
+
 def find_parameter(model: nn.Module, name: str) -> Tensor | None:
     """Return the local part of the parameter `name`, under FSDP of the gathered parameter; None if there is none."""
     path, _, attribute = name.rpartition(".")
@@ -202,7 +212,7 @@ class InnerOperatorMode(TorchDispatchMode):
         finally:
             self.depth -= 1
             self._passes_on = False
-        self.note_wrappers(out)
+        self.note_wrappers((args, out))  # a collective may end in the operator that reads its output
         return out
 
     def note_wrappers(self, values: Any) -> None:

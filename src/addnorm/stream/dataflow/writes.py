@@ -40,6 +40,11 @@ def list_outputs(func: Any, out: Any, written: Sequence[Tensor]) -> list[Tensor]
     return [*(t for t in new if isinstance(t, Tensor)), *written]
 
 
+def find_first(out: Any) -> Tensor:
+    """Return the first output of an operator that has floating-point numbers."""
+    return next(t for t in find_tensors_of(out) if t.is_floating_point())
+
+
 def running_statistics(func: Any, args: Any) -> list[Tensor]:
     """Return the running mean and variance, which a batch norm writes although its schema does not declare it."""
     return [x for x in args[3:5] if isinstance(x, Tensor)] if "running" in find_traits(operator_name(func)) else []

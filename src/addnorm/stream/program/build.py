@@ -58,14 +58,14 @@ def _build_program(spine: Spine) -> Program | None:
         if any(part.reason for part in (*reads, *sums)):
             return None
         count = f" ({paths[: k + 1].count(paths[k])})" if paths.count(paths[k]) > 1 else ""
-        branch = [column.norm for part in sums for column in part.columns if column.source is write.value]
-        norm_branch = next(iter(branch), None)
+        columns = (column for part in sums for column in part.columns if column.source is write.value)
+        norm = next((column.norm for column in columns), None)
         sites.append(
             ProgramSite(
                 (paths[k] or "the model") + count, paths[k], kinds[k], layers[k],
                 assemble(spine.carrier, reads, before), assemble(spine.carrier, sums, before),
-                assemble(spine.carrier, sums, [write.value], normed=norm_branch is not None),
-                reads[0].norm, norm_branch,
+                assemble(spine.carrier, sums, [write.value], normed=norm is not None),
+                reads[0].norm, write.norm if norm is None else norm,
                 tuple(part.norm for part in sums for _ in range(spine.carrier.order(part.target)[2])),
                 max(part.error for part in (*reads, *sums)), write, before, reads, sums,
             )

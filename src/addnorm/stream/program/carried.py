@@ -93,6 +93,11 @@ class Carrier:
         parts = [part for dim in self.known[value].dims for part in dim]
         return [part for part in parts if part.root != FEATURES and part.root not in self._streams]
 
+    def find_sources(self, value: Value) -> list[Value]:
+        """Return the sources of which a value is a sum of multiples; an empty list if it is not carried."""
+        bits = self.known[value].sources if value in self.known else 0
+        return [source for k, source in enumerate(self.sources) if bits >> k & 1]
+
     def find_residual_sums(self, flow: Flow) -> set[Op]:
         """Return the operators that sum sources of which one is computed from another, as in x + f(x)."""
         own = {source: 1 << k for k, source in enumerate(self.sources)}
@@ -104,10 +109,9 @@ class Carrier:
             before |= dict.fromkeys(op.outputs, bits)
         sums: set[Op] = set()
         for value, carried in self.known.items():
-            if value.op is not None and value.op.name in SUMS:
-                parts = [source for source, bit in own.items() if carried.sources & bit]
-                if any(before.get(source, 0) & carried.sources for source in parts):
-                    sums.add(value.op)
+            is_residual = any(before.get(source, 0) & carried.sources for source in self.find_sources(value))
+            if is_residual and value.op is not None and value.op.name in SUMS:
+                sums.add(value.op)
         return sums
 
     def _add_source(self, value: Value) -> None:

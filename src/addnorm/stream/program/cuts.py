@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from addnorm.stream.dataflow.arithmetic import is_move, is_view, match_factor
-from addnorm.stream.dataflow.graph import DATA, Op, Value, find_ops_between, walk
+from addnorm.stream.dataflow.graph import DATA, EDIT, Op, Value, find_ops_between, walk
+from addnorm.stream.find.norm import Norm
 from addnorm.stream.program.carried import Carrier
 
 _Node = tuple[Value, int]
@@ -28,11 +29,18 @@ class Write:
         value: the output, a source; of sublayers that add up before they write, the sum.
         reads: the carried values that the sublayer reads.
         ops: the operators of the sublayer, which depend on the reads.
+        norm: the norm of the output, if `ablate` changes what it returns.
     """
 
     value: Value
     reads: list[Value]
     ops: list[Op]
+    norm: Norm | None = None
+
+    @property
+    def raw(self) -> Value:
+        """The output before its norm."""
+        return self.value if self.norm is None else self.norm.x
 
     @property
     def start(self) -> int:
@@ -75,11 +83,10 @@ def find_spine(carrier: Carrier) -> Spine | None:
     spine = Spine(carrier, end)
     whole = known[end].sources
     inside = {value for value, carried in known.items() if not carried.sources & ~whole}
-    for k, source in enumerate(carrier.sources):
-        if whole >> k & 1:
-            write = _find_write(carrier, source, inside)
-            spine.writes += [write] if write.reads else []
-            spine.starts += [] if write.reads else [source]
+    for source in carrier.find_sources(end):
+        write = _find_write(carrier, source, inside)
+        spine.writes += [write] if write.reads else []
+        spine.starts += [] if write.reads else [source]
     _join_writes(spine)
     for write in spine.writes:
         write.value = _follow_tokens(carrier, write.value)
@@ -137,16 +144,22 @@ def _find_write(carrier: Carrier, source: Value, inside: Set[Value]) -> Write:
     """Return the sublayer that computes a source: the operators back to the carried values that it reads."""
     ops: set[Op] = set()
     reads: dict[Value, None] = {}
-    todo = [source]
+    start = unedited = source
+    while unedited.op is not None and unedited.op.name == EDIT:
+        unedited = unedited.op.inputs[0]
+        own = carrier.find_sources(unedited)
+        start = own[0] if len(own) == 1 else unedited  # without a dropout or a norm before the edit
+    todo = [start]
     while todo:
         value = todo.pop()
-        if value is not source and value in inside and value.part != "memory":
+        if value is not start and value in inside and value.part != "memory":
             reads[value] = None
         elif value.op is not None and value.op not in ops:
             ops.add(value.op)
             todo += value.op.inputs
     roots = sorted({_find_root(carrier, read) for read in reads}, key=lambda value: value.index)
-    return Write(source, roots, _filter_ops(carrier, sorted(ops, key=lambda op: op.index), roots))
+    norm = None if unedited is source else unedited.norm
+    return Write(source, roots, _filter_ops(carrier, sorted(ops, key=lambda op: op.index), roots), norm)
 
 
 def _filter_ops(carrier: Carrier, ops: Iterable[Op], reads: Iterable[Value]) -> list[Op]:

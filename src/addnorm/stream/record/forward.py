@@ -5,7 +5,7 @@ Tensors are kept only as long as a comparison needs them: a state until the last
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.dataflow.observers import Observer, ObserverMode, group_observers
+from addnorm.stream.dataflow.observers import Observer, ObserverMode, find_observable
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_wrapper
 from addnorm.stream.edits import edit_write
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record import statistics
 from addnorm.stream.record.gradients import GradientHooks, StateGradients
-from addnorm.stream.record.probes import Leaves, NormProbe, Probes, SiteProbe, StateProbe, WriteProbe, find_observable
+from addnorm.stream.record.probes import Leaves, NormProbe, Probes, SiteProbe, StateProbe, WriteProbe
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import UNSAMPLED, TokenSample
 from addnorm.stream.tokens import MaskError, OmittedError, TokenMask, Tokens, upcast
@@ -37,30 +36,31 @@ class Forward:
         tokens: mask of the tokens that count, for each stream.
         leaves: the inputs and parameters.
         gradients: hooks on the states; None without gradients.
-        frames: the calls of the model's modules.
+        mode: the dispatch mode in which the forward runs.
 
     Attributes:
-        mode: the dispatch mode in which the forward runs.
+        ops: the observed operators, by their addresses.
         samples: for each stream a sample of its tokens.
         without_graph: number of states that have no gradient although gradients are recorded.
     """
 
     def __init__(
         self, recording: Recording, step: int, probes: Any, tokens: Mapping[str, TokenMask], leaves: Leaves,
-        gradients: GradientHooks | None, frames: Frames,
+        gradients: GradientHooks | None, mode: ObserverMode,
     ) -> None:  # fmt: skip
         self.recording, self.step, self.probes, self.tokens = recording, step, probes, tokens
-        self.leaves, self.gradients, self.without_graph = leaves, gradients, 0
+        self.leaves, self.gradients, self.mode, self.without_graph = leaves, gradients, mode, 0
         self.samples: dict[str, Any] = {}
         self.mask_errors: dict[str, MaskError] = {}  # by stream
         self.masked: set[str] = set()  # streams whose mask fits some state
         self._has_graph = torch.is_grad_enabled()
         self._has_wrappers = any(map(is_wrapper, leaves.model.parameters()))
         observers = [(find_observable(value), observer) for value, observer in self.list_observers()]
-        self._ops = {value.op.address: value.op for value, _ in observers if value.op is not None}
-        self.mode = ObserverMode(frames, group_observers(pair for pair in observers if pair[0].op is not None))
+        self.ops = {value.op.address: value.op for value, _ in observers if value.op is not None}
         for value, observer in observers:
-            if value.op is None and (leaf := leaves.read(value)) is not None:
+            if value.op is not None:
+                mode.observers[value.op.address][value.part].append(observer)
+            elif (leaf := leaves.read(value)) is not None:
                 self.mode.note_wrappers(leaf)
                 observer(inner_tensors(leaf)[0])
 
@@ -70,7 +70,7 @@ class Forward:
 
     def list_missed(self) -> list[Any]:
         """Return the addresses of the observed operators that did not run, or not as in the inspected forward."""
-        return [address for address, op in self._ops.items() if self.mode.is_uncertain(op)]
+        return [address for address, op in self.ops.items() if self.mode.is_uncertain(op)]
 
     def release(self) -> None:
         """Release the tensors that wait for a later observer. Hooks of their graph refer to this forward."""
@@ -126,18 +126,24 @@ class Forward:
     def add_gradient(self, state: StateGradients, value: Value, tensor: Tensor) -> None:
         """Register a hook on the gradient of a value of a state, as soon as torch has set its autograd node."""
         if self.gradients is not None and self._has_graph:
-            self.mode.deferred.append(partial(self._hook_state, self.gradients, state, value, tensor))
+            self.defer(partial(self._hook_state, self.gradients, state, value), tensor)
 
-    def _hook_state(self, gradients: GradientHooks, state: StateGradients, value: Value, tensor: Tensor) -> bool:
-        """Register a gradient hook on a state.
+    def defer(self, function: Callable[[Tensor], None], tensor: Tensor) -> None:
+        """Call a function with an output of an operator, or its wrapper, as soon as torch has set its autograd node."""
 
-        Return True, to be called again, if the state's wrapper (such as a DTensor) is not known yet.
-        """
-        outer = self.mode.outer.get(id(tensor), tensor)  # a tensor in a wrapper has no gradient, the wrapper has one
-        if outer is tensor and self._has_wrappers and not tensor.requires_grad and not self.mode.finished:
-            return True
-        self.without_graph += not gradients.add_state(state, value, outer, self.step)
-        return False
+        def call() -> bool:
+            outer = self.mode.outer.get(
+                id(tensor), tensor
+            )  # a tensor in a wrapper has no gradient, the wrapper has one
+            if outer is tensor and self._has_wrappers and not tensor.requires_grad and not self.mode.finished:
+                return True  # the wrapper, such as a DTensor, is not known yet
+            function(outer)
+            return False
+
+        self.mode.deferred.append(call)
+
+    def _hook_state(self, gradients: GradientHooks, state: StateGradients, value: Value, tensor: Tensor) -> None:
+        self.without_graph += not gradients.add_state(state, value, tensor, self.step)
 
 
 class StreamForward(Forward):

@@ -161,7 +161,8 @@ class GradientHooks:
     def _enter(self, step: int) -> None:
         if self.step is None:
             self._begin_backward()
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            queue(partial(queue, self._finish_backward))  # after the callbacks of FSDP, which set gradients
         # A backward of several steps is that of the last.
         self.step = step if self.step is None else max(step, self.step)
 

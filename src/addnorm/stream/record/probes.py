@@ -25,8 +25,6 @@ from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.schema import RecordedSite
 from addnorm.stream.write_terms import WriteTerm, find_write_term, is_overwritten
 
-COLLECTIVE, WAIT = "_c10d_functional::", "_c10d_functional::wait_tensor"
-
 
 @dataclass
 class Leaves:
@@ -223,28 +221,6 @@ def _is_only_use(view: Value, state: Value) -> bool:
         if len({*view.users}) != 1:
             return False
     return True
-
-
-def find_observable(value: Value) -> Value:
-    """Return the value to observe in place of a cast by FSDP (its input), or of a running collective (the end of the wait)."""
-    while value.op is not None and value.op.ordinal == UNCOUNTED and value.op.inputs:
-        value = value.op.inputs[0]
-    if value.op is not None and value.op.name.startswith(COLLECTIVE) and value.op.name != WAIT:
-        value = _find_wait(value) or value
-    return value
-
-
-def _find_wait(value: Value) -> Value | None:
-    """Return the output of the operator that waits for collective `value`; None if there is none.
-
-    It is found directly or through views of the value.
-    """
-    for op in value.users:
-        if op.name == WAIT:
-            return op.outputs[0]
-        if "view" in op.traits and op.outputs and (found := _find_wait(op.outputs[0])) is not None:
-            return found
-    return None
 
 
 def describe_parts(parts: Sequence[Part], unknown: Iterable[Unknown], mode: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from addnorm.stream.program.maps import Map, join_streams, measure_map, shrink, 
 from addnorm.stream.program.result import NAME, Program
 from addnorm.stream.program.statistics import measure_matrices, split_sums
 from addnorm.stream.record.forward import Forward
-from addnorm.stream.record.gradients import StateGradients
+from addnorm.stream.record.gradients import GradientHooks, StateGradients
 from addnorm.stream.record.program_probes import OTHER_TOKENS, ProgramProbe, ProgramProbes, list_norms
 from addnorm.stream.record.sample import Column, Equation, FrozenNorm, Sample
 from addnorm.stream.record.statistics import rstd_statistics, write_statistics
@@ -37,6 +37,7 @@ class ProgramForward(Forward):
 
     def __init__(self, *args: Any) -> None:
         self._values: dict[Value, Tensor] = {}  # of the states
+        self._states: list[Tensor] = []  # the same, or the wrappers of them
         super().__init__(*args)
 
     def list_observers(self) -> Iterator[tuple[Value, Observer]]:
@@ -51,7 +52,8 @@ class ProgramForward(Forward):
                 self._measure()
                 self.samples[NAME] = ProgramSample(probes.program, probes.find_mask(0))
         coefficients: list[Value] = []
-        if self.gradients is not None:
+        hooks = self.gradients
+        if hooks is not None:
             with self.omitting("gradients with frozen coefficients"):
                 coefficients = probes.find_coefficients()
         self._is_measured = not probes.is_released
@@ -67,18 +69,19 @@ class ProgramForward(Forward):
                 if value not in before and (coefficients or not self._is_measured):
                     yield value, partial(self._on_value, value)
             before.update(state)
-        for value in coefficients:
-            yield value, self._on_coefficient
-        if coefficients:
-            yield probes.program.spine.end, self._on_end
+        if hooks is not None and coefficients:
+            yield from ((value, partial(self.defer, hooks.add_coefficient)) for value in coefficients)
+            yield probes.program.spine.end, partial(self.defer, partial(self._hook_end, hooks))
 
     def release(self) -> None:
         """Release the tensors that wait for a later observer."""
         self._values.clear()
+        self._states.clear()
 
     def _on_value(self, value: Value, tensor: Tensor) -> None:
         """Keep a value of a state. Measure the states that are complete with it, if those of the captured run were not."""
         self._values[value] = tensor
+        self.defer(self._states.append, tensor)
         for k, state in enumerate(self.probes.program.spine.states):
             if self._is_measured or value not in state or not self._values.keys() >= {*state}:
                 continue
@@ -87,14 +90,8 @@ class ProgramForward(Forward):
                     raise OmittedError(OTHER_TOKENS)
                 self._measure_state(k, [self._values[other].detach() for other in state])
 
-    def _on_coefficient(self, tensor: Tensor) -> None:
-        if (gradients := self.gradients) is not None:
-            self.mode.deferred.append(lambda: gradients.add_coefficient(tensor))
-
-    def _on_end(self, tensor: Tensor) -> None:
-        if (gradients := self.gradients) is not None:
-            values = [value for value in self._values.values() if value is not tensor]
-            self.mode.deferred.append(lambda: gradients.add_end(tensor, values, self.step))
+    def _hook_end(self, gradients: GradientHooks, end: Tensor) -> None:
+        gradients.add_end(end, [state for state in self._states if state is not end], self.step)
 
     def _arrange_gradients(self, k: int, grads: Sequence[Tensor]) -> Tokens:
         program = self.probes.program
@@ -120,7 +117,7 @@ class ProgramForward(Forward):
 
     def _measure_site(self, probe: ProgramProbe) -> None:
         site, index, k = probe.site, probe.index, probe.k
-        for role, values in {"read": [part.target for part in site.reads], "raw": [site.write.value]}.items():
+        for role, values in {"read": [part.target for part in site.reads], "raw": [site.write.raw]}.items():
             if len(values) == 1:
                 with self.omitting(f"{role} at {site.id}"):
                     self.put([index], role, self.probes.arrange(self._join(values), k).statistics.items())

@@ -21,11 +21,10 @@ from torch.utils import _pytree as pytree
 
 from addnorm._util.arguments import check_int
 from addnorm._util.torch_internals import in_function_transform
-from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.graph import Flow
 from addnorm.stream.dataflow.observers import ObserverMode, observe_forwards, use_nonreentrant_checkpoints
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_ranks, meet, reshard
-from addnorm.stream.edits import is_edited
+from addnorm.stream.edits import AddEdit, OutputEdit, list_edits
 from addnorm.stream.inspect import (
     capture_flow,
     check_parameters,
@@ -88,9 +87,9 @@ def record(
         A `Recording` that is filled while the block runs. `addnorm.stream.record.schema.STATISTICS` lists what is recorded.
 
     Raises:
-        ValueError: the model has no residual stream, or several and is sharded, its parameters have no values, or `gather=True`
-            for `FullyShardedDataParallel` (FSDP1).
-        RuntimeError: the model is sharded, and another process does not record it; or it has several streams and is ablated.
+        ValueError: the model has no residual stream, its parameters have no values, or `gather=True` for
+            `FullyShardedDataParallel` (FSDP1).
+        RuntimeError: the model is sharded, and another process does not record it.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -198,24 +197,24 @@ class _Recorder:
                 "the model is compiled, and recorded eagerly: a compiled graph cannot be observed.", stacklevel=4
             )
 
-    def begin(self, frames: Frames, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObserverMode | None:
-        """Prepare the recording of a forward; None if it is not recorded."""
+    def begin(self, mode: ObserverMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Prepare the recording of a forward, and return whether it is recorded."""
         step = self._steps.next()
         if step is None:
             self._note("evaluations between training steps are not recorded")
-            return None
+            return False
         self._gradients.end_backward()  # a backward that raised has not ended
         arguments = pytree.tree_leaves((args, kwargs))
         tensors = [t for t in arguments if isinstance(t, Tensor)]
         rank = max((t.dim() for t in tensors), default=0)
         if in_function_transform():  # tensors of a transform have no numbers yet
             self._note(f"forward {self._steps.forwards - 1} ran inside torch.func: it is not recorded")
-            return None
+            return False
         if tensors and not any(t.numel() for t in tensors if t.dim() == rank):  # a mask or a prefix may be empty alone
             self._note(f"forward {self._steps.forwards - 1} had an empty input: it is not recorded")
-            return None
+            return False
         if step % self.every:
-            return None
+            return False
         self._key = _call_key(self.model, args, kwargs)
         known = self._probes.get(self._key)
         probes: Probes | ProgramProbes | None = known
@@ -229,7 +228,7 @@ class _Recorder:
                     "equations of the first do not close in it, as where numbers overflow or a layer is skipped"
                 )
                 if probes is None:
-                    return None
+                    return False
             self.recording.metadata.setdefault("inputs", format_inputs(args, kwargs))
         assert probes is not None
         check_mask_streams(self.masks, probes.streams)
@@ -241,9 +240,9 @@ class _Recorder:
             self._gradients.add_parameters(probes, leaves.parameters, self._has_fsdp)
         gradients = self._gradients if self.grads else None
         kind = ProgramForward if isinstance(probes, ProgramProbes) else StreamForward
-        self._forward = kind(self.recording, step, probes, masks, leaves, gradients, frames)
+        self._forward = kind(self.recording, step, probes, masks, leaves, gradients, mode)
         self._samples = self._forward.samples
-        return self._forward.mode
+        return True
 
     def end(self, mode: ObserverMode) -> None:
         """Finish the recording of a forward."""
@@ -254,7 +253,7 @@ class _Recorder:
             self._probes.pop(self._key, None)
             path, call, *_ = min(missed)
             self._note(
-                f"in forward {self._steps.forwards - 1} {len(missed)} of {len(mode.observers)} places were not met, the first in "
+                f"in forward {self._steps.forwards - 1} {len(missed)} of {len(forward.ops)} places were not met, the first in "
                 f"call {call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
             )
         if mode.completed:
@@ -304,7 +303,9 @@ class _Recorder:
         flow, inspection, program = self._inspect(args, kwargs)
         probes: Probes | ProgramProbes
         if program is not None:
-            self._check_program(bool(ranks))
+            for edit in list_edits(self.model):  # of a model that ran otherwise
+                if isinstance(edit, AddEdit):
+                    raise edit.build_missed_error()
             probes = ProgramProbes(program, flow, self.layers)
         elif inspection is None:
             return None
@@ -337,34 +338,26 @@ class _Recorder:
         return probes
 
     def _inspect(self, args: Any, kwargs: dict[str, Any]) -> tuple[Flow, Inspection | None, Program | None]:
-        """Return a run, its inspection, and its residual program, or None; after a first program only this."""
+        """Return a run, its inspection, and its residual program, or None; after a first program only this.
+
+        Writes to several streams are changed in it as in the forward.
+        """
+        edits = [edit for edit in list_edits(self.model) if isinstance(edit, OutputEdit)]
         in_inference = torch.is_inference_mode_enabled()
         if not self._programs:
-            flow = capture_flow(self.model, args, kwargs)
+            flow = capture_flow(self.model, args, kwargs, edits)
             with torch.no_grad():
                 inspection = inspect_flow(self.model, flow)
             found = flow, inspection, inspection.with_program().program
             if inspection.closes or not in_inference:
                 return found
         with leave_inference_mode() if in_inference else nullcontext():
-            flow = capture_flow(self.model, args, kwargs)
+            flow = capture_flow(self.model, args, kwargs, edits)
             with torch.no_grad():
                 program = find_repeated_program(flow)
                 if program is not None and not self._programs:
                     identify(program)
         return (flow, None, program) if program is not None or self._programs else found
-
-    def _check_program(self, is_sharded: bool) -> None:
-        """Check that the streams of a program can be recorded here."""
-        if is_sharded:
-            raise ValueError(
-                "model is sharded and has several streams, expected a whole model: record takes no other yet."
-            )
-        if is_edited(self.model):
-            raise RuntimeError(
-                "record is called inside addnorm.ablate or scale_write with a model of several streams, expected outside, as the "
-                "run that it measures is that of the whole model: set the weights of the sublayer's last projection to 0."
-            )
 
 
 def _call_key(model: nn.Module, args: Any, kwargs: Any) -> Any:
