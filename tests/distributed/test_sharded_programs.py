@@ -1,0 +1,141 @@
+"""inspect, verify, record, decompose and ablate of sharded models with several streams: FSDP2 and tensor parallelism."""
+
+import copy
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+
+import addnorm
+from addnorm.distributed import parallelize
+from support.distributed import case, make_test
+from support.dtensors import mesh_of
+from support.families import shake
+from support.instrumented_model import backward, step
+from support.parallel_models import shard, whole
+from support.several_streams import make_mhc
+
+WIRINGS = ("mhc", "hyper_connections", "attention_residuals", "gated_residual")
+
+
+def build(wiring="mhc"):
+    torch.manual_seed(0)
+    return shake(addnorm.nn.Encoder(2, 16, 4, wiring=wiring).eval()).double()
+
+
+def batch():
+    return torch.randn(2, 6, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+def shard_layers(model):
+    return shard(model, *model.stack.layers)
+
+
+def numbers(rec, without=()):
+    return {(row.site, row.role, row.statistic): row.value for row in rec.table() if row.role not in without}
+
+
+def assert_same(actual, expected, without=()):
+    found, wanted = numbers(actual, without), numbers(expected, without)
+    assert found.keys() == wanted.keys(), sorted(found.keys() ^ wanted.keys())
+    wrong = {
+        key: (found[key], value)
+        for key, value in wanted.items()
+        if found[key] != pytest.approx(value, rel=1e-7, abs=1e-12, nan_ok=True)
+    }
+    assert not wrong, wrong
+
+
+def assert_same_program(found, wanted):
+    assert found.program is not None, found.unknown
+    assert (found.wiring, found.closes) == (wanted.wiring, True)
+    assert [site.id for site in found.program.sites] == [site.id for site in wanted.program.sites]
+    for ours, theirs in zip(found.program.sites, wanted.program.sites, strict=True):
+        for name in ("collapse", "mix", "inject"):
+            torch.testing.assert_close(getattr(ours, name).values, getattr(theirs, name).values)
+        assert dict(ours.parameters) == dict(theirs.parameters)
+
+
+def check_model(plain, sharded, x, without=()):
+    """Check all functions of a sharded model against the model before."""
+    wanted, found = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
+    assert_same_program(found, wanted)
+    recordings = []
+    for model, inspection in ((plain, wanted), (sharded, found)):
+        recordings.append([step(model, x, gather=True)])
+        site = inspection.program.sites[1]
+        with addnorm.ablate(site):
+            recordings[-1].append(step(model, x, gather=True))
+        with addnorm.scale_write(site, 0.5):
+            model.zero_grad()
+            backward(model, x)
+    for ours, theirs in zip(*recordings[::-1], strict=True):
+        assert_same(ours, theirs, without)
+        assert ours.metadata.get("omitted") == theirs.metadata.get("omitted")
+        assert ours.metadata.get("note") == theirs.metadata.get("note")
+        assert ours.memory_maps.keys() == theirs.memory_maps.keys()
+        for name, (_, shares) in ours.memory_maps.items():
+            torch.testing.assert_close(shares, theirs.memory_maps[name][1])
+    for (name, p), (_, other) in zip(sharded.named_parameters(), plain.named_parameters(), strict=True):
+        torch.testing.assert_close(whole(p.grad), other.grad, msg=name)
+    parts, expected = addnorm.decompose(sharded, x), addnorm.decompose(plain, x)
+    torch.testing.assert_close(parts.memory_map()[1], expected.memory_map()[1])
+    wiring = wanted.program.wiring
+    assert addnorm.verify(sharded, x, wiring=wiring).agrees
+    assert addnorm.verify(sharded, x, like=plain).agrees
+    for model in (plain, sharded):
+        model.zero_grad(set_to_none=True)
+    assert_same(step(sharded, x, gather=True), recordings[0][0], without)
+
+
+@case(1, 2)
+def fsdp2_of_each_wiring():
+    for wiring in WIRINGS:
+        check_model(build(wiring), shard_layers(build(wiring)), batch())
+
+
+@case(2)
+def fsdp2_of_a_model_by_hand():
+    for form in ("stacked", "tuple"):
+        sharded = fully_shard(make_mhc(form).double(), mesh=mesh_of())
+        check_model(make_mhc(form).double(), sharded, torch.randn(2, 5, 16, dtype=torch.float64))
+
+
+@case(2)
+def tensor_parallel_streams():
+    for wiring, sequence_parallel in (("mhc", False), ("attention_residuals", False), ("hyper_connections", True)):
+        plain, x = build(wiring), batch()
+        sharded = parallelize(build(wiring), mesh_of(), sequence_parallel=sequence_parallel)
+        wanted, found = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
+        if not sequence_parallel:
+            assert_same_program(found, wanted)
+            assert_same(step(sharded, x, gather=True), step(plain, x, gather=True))
+        assert found.closes
+        assert addnorm.verify(sharded, x, wiring=wiring).agrees
+        assert addnorm.decompose(sharded, x).closure < 1e-10
+        for s in (0.0, 0.5):
+            with addnorm.scale_write(found.program.sites[1], s):
+                rec = step(sharded, x)
+                y = sharded(x)
+            with addnorm.scale_write(wanted.program.sites[1], s):
+                expected = step(plain, x)
+                torch.testing.assert_close(y, plain(x))
+            if not sequence_parallel:
+                assert_same(rec, expected, ("params",))
+            write = [value for _, value in rec.series("write", "l2")]
+            assert (write[1] == 0.0) == (s == 0.0)
+
+
+@case(2)
+def verify_finds_the_error_of_a_sharded_model():
+    for fault in ("transposed", "half gate"):
+        plain = make_mhc(faults={2: fault})
+        x = torch.randn(2, 5, 16)
+        sharded = fully_shard(copy.deepcopy(plain), mesh=mesh_of())
+        before = [whole(p).clone() for p in sharded.parameters()]
+        found, wanted = (addnorm.verify(model, x, wiring="mhc") for model in (sharded, plain))
+        assert [str(one) for one in found.deviations] == [str(one) for one in wanted.deviations] != []
+        assert all(torch.equal(whole(p), t) for p, t in zip(sharded.parameters(), before, strict=True))
+
+
+test_sharded_programs = make_test(globals())
