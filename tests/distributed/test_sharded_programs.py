@@ -15,8 +15,6 @@ from support.instrumented_model import backward, step
 from support.parallel_models import shard, whole
 from support.several_streams import make_mhc
 
-WIRINGS = ("mhc", "hyper_connections", "attention_residuals", "gated_residual")
-
 
 def build(wiring="mhc"):
     torch.manual_seed(0)
@@ -88,42 +86,59 @@ def check_model(plain, sharded, x, without=()):
     assert_same(step(sharded, x, gather=True), recordings[0][0], without)
 
 
-@case(1, 2)
-def fsdp2_of_each_wiring():
-    for wiring in WIRINGS:
+@case(2)
+def fsdp2():
+    check_model(build(), shard_layers(build()), batch())
+
+
+@case(1, 2, slow=True)
+def fsdp2_of_other_wirings():
+    for wiring in ("hyper_connections", "attention_residuals", "gated_residual"):
         check_model(build(wiring), shard_layers(build(wiring)), batch())
 
 
-@case(2)
+@case(2, slow=True)
 def fsdp2_of_a_model_by_hand():
     for form in ("stacked", "tuple"):
         sharded = fully_shard(make_mhc(form).double(), mesh=mesh_of())
         check_model(make_mhc(form).double(), sharded, torch.randn(2, 5, 16, dtype=torch.float64))
 
 
+def check_tensor_parallelism(wiring, sequence_parallel=False):
+    plain, x = build(wiring), batch()
+    sharded = parallelize(build(wiring), mesh_of(), sequence_parallel=sequence_parallel)
+    wanted, found = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
+    if not sequence_parallel:
+        assert_same_program(found, wanted)
+        assert_same(step(sharded, x, gather=True), step(plain, x, gather=True))
+    assert found.closes
+    assert addnorm.verify(sharded, x, wiring=wiring).agrees
+    for arguments in ({"model": sharded, "like": plain}, {"model": plain, "like": sharded}):
+        with pytest.raises(ValueError, match="that tensor parallelism splits"):
+            addnorm.verify(arguments["model"], x, like=arguments["like"])
+    assert addnorm.decompose(sharded, x).closure < 1e-10
+    for s in (0.0, 0.5):
+        with addnorm.scale_write(found.program.sites[1], s):
+            rec = step(sharded, x)
+            y = sharded(x)
+        with addnorm.scale_write(wanted.program.sites[1], s):
+            expected = step(plain, x)
+            torch.testing.assert_close(y, plain(x))
+        if not sequence_parallel:
+            assert_same(rec, expected, ("params",))
+        write = [value for _, value in rec.series("write", "l2")]
+        assert (write[1] == 0.0) == (s == 0.0)
+
+
 @case(2)
 def tensor_parallel_streams():
-    for wiring, sequence_parallel in (("mhc", False), ("attention_residuals", False), ("hyper_connections", True)):
-        plain, x = build(wiring), batch()
-        sharded = parallelize(build(wiring), mesh_of(), sequence_parallel=sequence_parallel)
-        wanted, found = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
-        if not sequence_parallel:
-            assert_same_program(found, wanted)
-            assert_same(step(sharded, x, gather=True), step(plain, x, gather=True))
-        assert found.closes
-        assert addnorm.verify(sharded, x, wiring=wiring).agrees
-        assert addnorm.decompose(sharded, x).closure < 1e-10
-        for s in (0.0, 0.5):
-            with addnorm.scale_write(found.program.sites[1], s):
-                rec = step(sharded, x)
-                y = sharded(x)
-            with addnorm.scale_write(wanted.program.sites[1], s):
-                expected = step(plain, x)
-                torch.testing.assert_close(y, plain(x))
-            if not sequence_parallel:
-                assert_same(rec, expected, ("params",))
-            write = [value for _, value in rec.series("write", "l2")]
-            assert (write[1] == 0.0) == (s == 0.0)
+    check_tensor_parallelism("mhc")
+
+
+@case(2, slow=True)
+def tensor_parallel_streams_of_other_wirings():
+    check_tensor_parallelism("attention_residuals")
+    check_tensor_parallelism("hyper_connections", sequence_parallel=True)
 
 
 @case(2)

@@ -19,7 +19,7 @@ from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.dataflow.graph import DATA, NOISE, Value
-from addnorm.stream.dataflow.wrappers import distribute
+from addnorm.stream.dataflow.wrappers import distribute, find_split_parameter
 from addnorm.stream.deviations import MAX_SITES, Deviation, compare_models, compare_wirings, group_differences
 from addnorm.stream.find.remarks import MISSING
 from addnorm.stream.find.unknown import Unknown
@@ -183,6 +183,8 @@ def verify(
             raise TypeError(
                 "like is set, and wiring, eps, norm or dtype too, expected one of them: call verify for each."
             )
+        for name, one in (("model", model), ("like", like)):
+            _refuse_split(name, one)
         inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
         return _verify_like(inspection.with_program(), _find_states(like, args, kwargs))
     if wiring is None:
@@ -201,6 +203,16 @@ def verify(
     found = compare_wirings(inspection.streams, wiring, eps, norm, dtype)
     states = [value.tensor for site in inspection.sites for value in (site.sublayer.add.x, site.sublayer.add.out)]
     return _judge(wiring, inspection, found, states)
+
+
+def _refuse_split(name: str, model: Any) -> None:
+    """Raise a ValueError if each process computes a part of a model's sublayers: the processes would wait for each other."""
+    module = model.target if isinstance(model, Inspection) else model
+    if isinstance(module, nn.Module) and (parameter := find_split_parameter(module)):
+        raise ValueError(
+            f"{name} has the parameter {parameter} that tensor parallelism splits, expected whole ones, or those of FSDP: "
+            "compare a model in one process, into which the state dict loads."
+        )
 
 
 def _judge(

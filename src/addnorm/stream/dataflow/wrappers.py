@@ -116,6 +116,15 @@ def find_fsdp_modules(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if isinstance(m, module.FSDPModule | module.FullyShardedDataParallel)]
 
 
+def find_split_parameter(model: nn.Module) -> str:
+    """Return the name of a parameter with which each process computes a part: a DTensor that FSDP does not gather; else ""."""
+    gathered = {p for module in find_fsdp_modules(model) for p in module.parameters()}
+    for name, p in model.named_parameters():
+        if is_sharded(p) and (p not in gathered or p.device_mesh.ndim > 1):  # type: ignore[attr-defined]  # a DTensor's
+            return name
+    return ""
+
+
 def find_ranks(model: nn.Module) -> list[int]:
     """Return the ranks of the processes that share the parameters of a model, and communicate when it runs; empty for one."""
     meshes = [p.device_mesh for p in model.parameters() if is_sharded(p)]  # type: ignore[attr-defined]  # a DTensor's
