@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from addnorm.bench import environment, harness, timing
-from addnorm.bench.case import Stop, Target, grid, ratio
+from addnorm.bench.case import Case, Stop, Target, grid, ratio
 from addnorm.bench.harness import Benchmark
 from support.processes import run_python
 
@@ -87,6 +87,8 @@ def test_stopped_run_keeps_its_cases_and_continues(error, ended):
     assert again["rows"][:4] == document["rows"]
     assert len(again["rows"]) == 6
     assert (again["load"], again["seconds"] > document["seconds"]) == (2.5, True)  # the larger load
+    case = Case(norms=("layer", "rms"))
+    assert Case(**json.loads(json.dumps(vars(case)))) == case
 
 
 # Documents.

@@ -34,6 +34,10 @@ class Case(SimpleNamespace):
         (128, {'norm': 'rms', 'rows': 1, 'variant': 'eager'})
     """
 
+    def __init__(self, **values: Any) -> None:
+        # JSON has lists for tuples: a case that was read is the one that was written.
+        super().__init__(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
     def __hash__(self) -> int:  # type: ignore[override]  # a case is never changed
         return hash(frozenset(vars(self).items()))
 

@@ -141,7 +141,8 @@ class ObserverMode(InnerOperatorMode):
         result = args[0] if name == WAIT else out  # the same memory, which the wrapper has
 
         def finish() -> None:
-            changed = [(editor, find_first(result)) for editor in editors]
+            first = find_first(result)
+            changed = [] if first is None else [(editor, first) for editor in editors]
             with disable_modes():
                 for editor, tensor in changed:
                     editor.change_output(tensor)

@@ -40,9 +40,9 @@ def list_outputs(func: Any, out: Any, written: Sequence[Tensor]) -> list[Tensor]
     return [*(t for t in new if isinstance(t, Tensor)), *written]
 
 
-def find_first(out: Any) -> Tensor:
-    """Return the first output of an operator that has floating-point numbers."""
-    return next(t for t in find_tensors_of(out) if t.is_floating_point())
+def find_first(out: Any) -> Tensor | None:
+    """Return the first output of an operator that has floating-point numbers; None for one that writes in place only."""
+    return next((t for t in find_tensors_of(out) if t.is_floating_point()), None)
 
 
 def running_statistics(func: Any, args: Any) -> list[Tensor]:
