@@ -184,8 +184,9 @@ class FlowCapture(InnerOperatorMode):
             if tensor in self._memory:
                 self._memory.record_write(tensor)
         first = find_first(out)
-        changes = [editor for editor in self._editors if editor.op.address == op.address and first is not None]
-        self._edits += [partial(self._add_edit, editor, op, first) for editor in changes]
+        if first is not None:
+            changes = [editor for editor in self._editors if editor.op.address == op.address]
+            self._edits += [partial(self._add_edit, editor, op, first) for editor in changes]
         return out
 
     def _run_wrapped(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
