@@ -42,10 +42,10 @@ PARTS = (
     Part("A token of a lesson", "The same for a token after attention, with its gradient.", "trace --preset lesson-001"),
     Part(
         "Speed and accuracy",
-        "Add & Norm against eager PyTorch. The stream has PyTorch's error, y and the gradients have smaller ones. In bfloat16 "
-        "PyTorch accumulates the gradient of the bias in bfloat16, where 256 + 1 = 256, on each thread; addnorm accumulates in "
-        "float32: see the facts. This is a short run; addnorm bench measures thoroughly.",
-        "bench --quick",
+        "Add & Norm with LayerNorm against eager PyTorch. The stream has PyTorch's error, y and the gradients have smaller ones. "
+        "In bfloat16 PyTorch accumulates the gradient of the bias in bfloat16, where 256 + 1 = 256, on each thread; addnorm "
+        "accumulates in float32: see the facts. This is a short run; addnorm bench measures thoroughly.",
+        "bench --quick --norm layer",
     ),
     Part(
         "A real model: MiniLM",
