@@ -87,7 +87,7 @@ def check_model(plain, sharded, x, without=()):
 
 
 @case(2)
-def fsdp2():
+def fsdp2_of_mhc():
     check_model(build(), shard_layers(build()), batch())
 
 

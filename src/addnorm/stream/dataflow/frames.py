@@ -59,7 +59,7 @@ class Frames:
         self._stack: list[Frame] = []
 
     def start(self) -> None:
-        """Begin the run, of which there is one."""
+        """Make the call of the model the current one."""
         self._calls[""] = 1
         self.current = Frame("", 0, None)
 

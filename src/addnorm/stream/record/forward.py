@@ -132,9 +132,8 @@ class Forward:
         """Call a function with an output of an operator, or its wrapper, as soon as torch has set its autograd node."""
 
         def call() -> bool:
-            outer = self.mode.outer.get(
-                id(tensor), tensor
-            )  # a tensor in a wrapper has no gradient, the wrapper has one
+            # A tensor in a wrapper has no gradient, the wrapper has one.
+            outer = self.mode.outer.get(id(tensor), tensor)
             if outer is tensor and self._has_wrappers and not tensor.requires_grad and not self.mode.finished:
                 return True  # the wrapper, such as a DTensor, is not known yet
             function(outer)
