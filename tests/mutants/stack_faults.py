@@ -108,7 +108,7 @@ STACKS = {
             ),
             Fault("independent-head-with-default-eps", "wirings:independent_hc", "Computed(SigmoidRead, $o)", "Computed(SigmoidRead)"),
             Fault("independent-gates-with-default-eps", "wirings", "Computed(IndependentConnection, ... | small)", "Computed(IndependentConnection, ...)"),
-            Fault("sources-with-default-eps", "wirings/coefficients/sources.py", "(*$p, self.eps, $v, *$s)", "(*$p, 1e-6, $v, *$s)"),
+            Fault("sources-with-default-eps", "wirings/coefficients/sources.py", "*$p, self.eps, self.normed_values", "*$p, 1e-6, self.normed_values"),
             Fault("constants-of-the-read-rounded", "nn", "x.new_tensor(used, dtype=$d)", "x.new_tensor(used)"),
             Fault("constants-of-the-write-rounded", "nn", "wide = $widen(streams.dtype); entries =", "wide = streams.dtype; entries ="),
             Fault(

@@ -9,7 +9,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
 
 import addnorm
+from addnorm import ResidualStack
 from addnorm.ops import compile_mode
+from addnorm.wirings.coefficients import Coefficients, SourceAttention
 from support.accuracy import assert_accurate, forward_and_backward
 from support.cases import VARIANTS, bf16, cotangents, f32, f64, make
 from support.pairwise import mark_slow
@@ -90,6 +92,49 @@ def test_formula_is_resolved_by_a_compiler_only():
     torch.testing.assert_close(results, expected)
     assert not any("addnorm" in target for target in targets)
     assert any("native_layer_norm" in target for target in targets)
+
+
+def double(module, streams, out):
+    return Coefficients(tuple(tuple(2 * p for p in row) for row in out.collapse))
+
+
+class Doubled(SourceAttention):
+    def compute(self, streams):
+        return double(self, streams, super().compute(streams))
+
+
+# A change of the coefficients of one of three reads or of the call, and how many reads are the operator then.
+READS = {
+    "nothing": (lambda module: None, 3),
+    "subclass": (lambda module: setattr(module, "__class__", Doubled), 2),
+    "hook": (lambda module: module.register_forward_hook(double), 2),
+    "method": (
+        lambda module: setattr(module, "compute", lambda x: double(module, x, type(module).compute(module, x))),
+        2,
+    ),
+    "formula": (lambda module: addnorm.set_compile_mode("formula"), 0),
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", READS)
+def test_reads_of_sources_compile_to_an_operator(name, autocast):
+    """Only where the operator computes just what the module does."""
+    change, number = READS[name]
+    stack = ResidualStack([torch.nn.Linear(8, 8) for _ in range(3)], 8, "attention_residuals", sublayers_per_layer=1)
+    for parameter in stack.parameters():
+        torch.nn.init.normal_(parameter)
+    change(stack.connections[1].coefficients)
+    x = torch.randn(2, 3, 8, requires_grad=True)
+
+    def gradients(y):
+        return [y, *torch.autograd.grad(y.sin().sum(), [x, *stack.parameters()])]
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        expected, (found, targets) = stack(x), capture(stack, x)
+    assert targets.count("addnorm.attend_sources.default") == number
+    bound = 1e-2 if autocast else 1e-5  # bfloat16's unit; sums in another order
+    torch.testing.assert_close(gradients(found), gradients(expected), rtol=bound, atol=bound)
 
 
 def capture(function, *inputs):

@@ -7,13 +7,14 @@ from torch.testing import assert_close
 
 from addnorm.nn import Place
 from addnorm.nn.step import collapse
-from addnorm.wirings.coefficients import GatedRead, SourceAttention, gated, sources
+from addnorm.ops import attend
+from addnorm.wirings.coefficients import GatedRead, SourceAttention, gated
 from support.oracle import UNIT
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 N, D = 3, 12
 GATES = gated._GatesFunction, gated._compute_gates
-READS = sources._AttendFunction, sources._attend
+READS = attend.AttendFunction, attend.reads_of
 
 
 def gate_arguments(shape, dtype, injects=True):
@@ -50,7 +51,7 @@ def gradients(compute, arguments, frozen=None, create_graph=False):
     """Return the outputs, and the gradients of all tensors but one."""
     inputs = [t.detach() if isinstance(t, torch.Tensor) else t for t in arguments]
     leaves = [t.requires_grad_() for i, t in enumerate(inputs) if isinstance(t, torch.Tensor) and i != frozen]
-    outputs = [t for t in compute(*inputs) if t is not None]
+    outputs = [t for t in compute(*inputs) if t is not None and t.requires_grad]
     cotangents = [torch.linspace(-1, 2, t.numel(), dtype=t.dtype).reshape(t.shape).sin() for t in outputs]
     first = torch.autograd.grad(outputs, leaves, cotangents, create_graph=create_graph)
     if not create_graph:

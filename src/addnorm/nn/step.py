@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from addnorm._util.norms import KINDS, Norm
 from addnorm.boundary import add_norm_streams
@@ -282,8 +281,7 @@ def read(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[An
 def _attend(module: Any, spec: Stage | Head, state: StreamState, streams: Streams) -> tuple[Tensor, ...] | None:
     """Return C X of attention over the streams for each read, before the norm; None if C is needed or computed otherwise."""
     computed = module.coefficients
-    # The compiler first: each later check would be a guard.
-    is_general = is_compiling() or computed is None or state.sites is not None or spec.delayed or any(spec.norm_streams)
+    is_general = computed is None or state.sites is not None or spec.delayed or any(spec.norm_streams)
     if is_general or not is_unmodified(computed, ATTENDING):
         return None
     with _without_autocast(streams[0]):

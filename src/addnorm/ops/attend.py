@@ -1,4 +1,4 @@
-"""Attention over sources as operators: the reads of attention residuals, for eager calls.
+"""Attention over sources as operators: the reads of attention residuals.
 
     s_rj = q_r · (γ x_j) f_j      f_j = 1 / rms(x_j)      p_r = softmax_j(s_rj)      read_r = sum over j of p_rj x_j
 
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from addnorm._util.torch_internals import BelowAutograd, exclude_from_capture, in_transform
+from addnorm.ops import autograd, compile_mode
 from addnorm.ops.dtensor import linear
 from addnorm.ops.schema import Kernel, declare, kernels_of, library, register_fakes
 from addnorm.reference import compute_dtype
@@ -28,6 +30,7 @@ SCHEMAS = {
     ),
 }
 DEFINITIONS = declare(SCHEMAS)
+_ops = torch.ops.addnorm
 
 
 def compute_scores(
@@ -95,8 +98,76 @@ def _attend_sources_backward(a: Any) -> list[Tensor]:
     return [grad_query * a.weight, (grad_query * a.query).sum(0), *found]
 
 
+class AttendFunction(torch.autograd.Function):
+    """Autograd node of the operator: its outputs, of which only the reads have a gradient.
+
+    It saves nothing that is as wide as a source but the sources.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, weight: Tensor | None, eps: float, normed_values: bool, *sources: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the reads, the scores and the factors."""
+        with BelowAutograd():
+            outputs = _ops.attend_sources(sources, query, weight, eps, normed_values)
+        ctx.eps, ctx.normed_values = eps, normed_values
+        ctx.save_for_backward(query, weight, *outputs[-2:], *sources)
+        ctx.mark_non_differentiable(*outputs[-2:])
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the operator's tensors."""
+        query, weight, scores, factors, *sources = ctx.saved_tensors
+        of_reads = [torch.zeros_like(sources[0], dtype=query.dtype) if g is None else g for g in grads[:-2]]
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph
+            arguments = query, weight, ctx.eps, ctx.normed_values, *sources
+            return autograd.differentiate(reads_of, arguments, ctx.needs_input_grad, of_reads)
+        operator = _ops.attend_sources_backward
+        found = operator(sources, query, weight, scores, factors, of_reads, ctx.normed_values)
+        grad_weight = None if weight is None else found.pop(1)
+        return found[0], grad_weight, None, None, *found[1:]
+
+
+def reads_of(
+    query: Tensor, weight: Tensor | None, eps: float, normed_values: bool, *sources: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the reads in torch's operators."""
+    return tuple(formula(sources, query, weight, eps, normed_values)[:-2])
+
+
+def read(
+    sources: Sequence[Tensor], query: Tensor, weight: Tensor | None, eps: float, normed_values: bool
+) -> tuple[Tensor, ...]:
+    """Return the reads by one operator, also in a graph that torch.compile traces."""
+    if torch.compiler.is_compiling():
+        return tuple(_ops.attend_sources(sources, query, weight, eps, normed_values)[:-2])
+    return AttendFunction.apply(query, weight, eps, normed_values, *sources)[:-2]  # type: ignore[no-any-return, no-untyped-call]
+
+
+def is_in_graph(sources: Sequence[Tensor]) -> bool:
+    """Return whether torch.compile traces this call and takes the operator: on CPU, unless the caller chose "formula".
+
+    Compilers for other devices fuse the formula. An exported program has the formula, which needs no operator of this library.
+    """
+    if not torch.compiler.is_dynamo_compiling() or any(type(x) is not Tensor for x in sources):
+        return False
+    return compile_mode.form(sources[0], plain=False) == "op" and sources[0].device.type == "cpu"
+
+
+def _differentiate(a: Any) -> list[Tensor]:
+    if in_transform():
+        return _attend_sources(a)
+    return [*AttendFunction.apply(a.query, a.weight, a.eps, a.normed_values, *a.sources)]  # type: ignore[no-untyped-call]
+
+
 _KERNELS: dict[str, Kernel] = {"attend_sources": _attend_sources, "attend_sources_backward": _attend_sources_backward}
 for _name, _kernel in _KERNELS.items():
     for _op, _function in kernels_of(_name, _kernel):
         library.impl(_op, _function, "CompositeExplicitAutograd")
-register_fakes(_KERNELS)  # compiled autograd traces the backward; the references compute fake tensors too
+register_fakes(_KERNELS)  # the references compute fake tensors too
+exclude_from_capture(AttendFunction.backward)
+for _name, _kernel in kernels_of("attend_sources", _differentiate, ("",)):
+    autograd.register(_name, _kernel)

@@ -14,7 +14,7 @@ recorded call is therefore one operator. Its autograd kernel, registered here, m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from typing import Any
@@ -214,6 +214,26 @@ def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
     if node is None or save_outputs.is_active():
         return AddNormFunction.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
     return node(*arguments)  # type: ignore[no-any-return]
+
+
+def differentiate(
+    compute: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool], grads: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a formula's arguments in a graph of their own, as `create_graph=True` needs.
+
+    Args:
+        compute: the formula, which returns tensors; None for one that is left out.
+        arguments: its arguments.
+        needs: whether the gradient of each argument is needed.
+        grads: the gradients of its results.
+    """
+    # Views: an argument may depend on an earlier one, and this gradient must not pass through it.
+    arguments = [a.view_as(a) if isinstance(a, Tensor) else a for a in arguments]
+    results = [(result, grad) for result, grad in zip(compute(*arguments), grads, strict=True) if result is not None]
+    needed = [a for a, need in zip(arguments, needs, strict=True) if need]
+    outputs, grads = zip(*results, strict=True)
+    found = iter(torch.autograd.grad(outputs, needed, grads, create_graph=True))
+    return tuple(next(found) if need else None for need in needs)
 
 
 def register(name: str, differentiate: Callable[..., Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -179,26 +179,6 @@ def is_eager(*streams: Tensor) -> bool:
 def uses_node(*streams: Tensor) -> bool:
     """Return whether a call may compute a formula by its autograd node."""
     return torch.is_grad_enabled() and is_eager(*streams)
-
-
-def differentiate(
-    compute: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool], grads: Sequence[Tensor | None]
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a formula's arguments in a graph of their own, as `create_graph=True` needs.
-
-    Args:
-        compute: the formula, which returns tensors; None for one that is left out.
-        arguments: its arguments.
-        needs: whether the gradient of each argument is needed.
-        grads: the gradients of its results.
-    """
-    # Views: an argument may depend on an earlier one, and this gradient must not pass through it.
-    arguments = [a.view_as(a) if isinstance(a, Tensor) else a for a in arguments]
-    results = [(result, grad) for result, grad in zip(compute(*arguments), grads, strict=True) if result is not None]
-    needed = [a for a, need in zip(arguments, needs, strict=True) if need]
-    outputs, grads = zip(*results, strict=True)
-    found = iter(torch.autograd.grad(outputs, needed, grads, create_graph=True))
-    return tuple(next(found) if need else None for need in needs)
 
 
 def widen_dtype(dtype: torch.dtype | None) -> torch.dtype:

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_int, check_not_negative
+from addnorm.ops.autograd import differentiate
 from addnorm.ops.dtensor import linear
 from addnorm.wirings.coefficients.base import (
     CoefficientModule,
     Coefficients,
     Notation,
-    differentiate,
     rms_scale,
     uses_node,
     widen,

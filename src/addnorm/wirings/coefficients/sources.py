@@ -15,7 +15,6 @@ from addnorm.wirings.coefficients.base import (
     CoefficientModule,
     Coefficients,
     Notation,
-    differentiate,
     is_eager,
     rms_scale,
     widen,
@@ -83,10 +82,10 @@ class SourceAttention(CoefficientModule):
 
     def read(self, streams: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Return C X for each read, by one operator; None where only the formula can compute it."""
-        if not is_eager(*streams) or streams[0].is_meta:
+        is_operator = is_eager(*streams) or attend.is_in_graph(streams)
+        if not is_operator or streams[0].is_meta:
             return None
-        arguments: Any = (*self._parameters_for(streams[0]), self.eps, self.normed_values, *streams)
-        return _AttendFunction.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+        return attend.read(streams, *self._parameters_for(streams[0]), self.eps, self.normed_values)
 
     def _parameters_for(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return q times s and the keys' weight, in the dtype of the coefficients."""
@@ -98,36 +97,6 @@ class SourceAttention(CoefficientModule):
         """Copy the query of an `Inkling2BlockAttentionResidual`."""
         self.check_settings(weighted=False, normed_values=True, scaled=True)
         super().load_transformers(source)
-
-
-class _AttendFunction(torch.autograd.Function):
-    """The reads of `SourceAttention`, which save nothing that is as wide as a source but the sources."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, weight: Tensor | None, eps: float, normed_values: bool, *sources: Tensor
-    ) -> tuple[Tensor, ...]:
-        *reads, scores, factors = torch.ops.addnorm.attend_sources(sources, query, weight, eps, normed_values)
-        ctx.eps, ctx.normed_values = eps, normed_values
-        ctx.save_for_backward(query, weight, scores, factors, *sources)
-        return tuple(reads)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, weight, scores, factors, *sources = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph
-            arguments = query, weight, ctx.eps, ctx.normed_values, *sources
-            return differentiate(_attend, arguments, ctx.needs_input_grad, grads)
-        operator = torch.ops.addnorm.attend_sources_backward
-        found = operator(sources, query, weight, scores, factors, grads, ctx.normed_values)
-        grad_weight = None if weight is None else found.pop(1)
-        return found[0], grad_weight, None, None, *found[1:]
-
-
-def _attend(
-    query: Tensor, weight: Tensor | None, eps: float, normed_values: bool, *sources: Tensor
-) -> tuple[Tensor, ...]:
-    return tuple(attend.formula(sources, query, weight, eps, normed_values)[:-2])
 
 
 class DynamicSources(CoefficientModule):
