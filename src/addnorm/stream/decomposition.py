@@ -103,7 +103,7 @@ class Decomposition(Rendered):
 
     def shares(self, depth: int = -1) -> dict[str, Tensor]:
         """Return the share of each source in each token, <c_s, x> / |x|^2, `(*)`; the shares of a token sum to 1."""
-        return self._measure_shares(self.components(depth))
+        return self._measure_shares(self._check_depth(depth), self.components(depth))
 
     def mean_shares(self, depth: int = -1, tokens: Tensor | None = None) -> dict[str, float]:
         """Return the share of each source at a depth: <c, x> / |x|^2 of its component c, averaged over tokens. They sum to 1.
@@ -129,9 +129,10 @@ class Decomposition(Rendered):
 
     def _average_shares(self, depth: int, parts: Components, tokens: Tensor | None) -> dict[str, float]:
         counted = self._flatten_mask(depth, tokens)
-        return {name: float(share.reshape(-1)[counted].mean()) for name, share in self._measure_shares(parts).items()}
+        shares = self._measure_shares(depth, parts)
+        return {name: float(share.reshape(-1)[counted].mean()) for name, share in shares.items()}
 
-    def _measure_shares(self, parts: Components) -> dict[str, Tensor]:
+    def _measure_shares(self, depth: int, parts: Components) -> dict[str, Tensor]:
         return source_shares(parts, sum_components(parts))
 
     def _check_depth(self, depth: int) -> int:

@@ -91,6 +91,23 @@ def test_norms_on_one_of_two_streams_leave_the_other():
         assert is_close(sum(parts.components(depth).values()), parts.state(depth))
 
 
+def test_class_token_belongs_to_the_embeddings():
+    body, (token, bias) = shake(encoder("mhc", norm="layer")), torch.randn(2, 1, 1, X.shape[-1])
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.token, self.bias = body, nn.Parameter(token), nn.Parameter(bias)
+
+        def forward(self, x):
+            return self.body(torch.cat([self.token.expand(len(x), -1, -1), x + self.bias], 1))[:, 0]
+
+    parts = addnorm.decompose(Tokens(), X)
+    assert is_close(parts.components(0)["x_0"][:, 0], token[0].double().expand(len(X), 1, -1), 1e-6)
+    assert is_close(sum(parts.components().values()), parts.state())
+    assert sum(parts.mean_shares().values()) == pytest.approx(1)
+
+
 class Logits(nn.Module):
     """A model with a head whose logits are capped."""
 

@@ -80,6 +80,7 @@ def find_spine(carrier: Carrier) -> Spine | None:
     end = max(known, key=lambda value: (known[value].sources.bit_count(), value.index), default=None)
     if end is None or known[end].sources.bit_count() < 3:
         return None
+    end = _find_whole(carrier, end)
     spine = Spine(carrier, end)
     whole = known[end].sources
     inside = {value for value, carried in known.items() if not carried.sources & ~whole}
@@ -101,6 +102,18 @@ def find_spine(carrier: Carrier) -> Spine | None:
     if spine.writes:
         _find_states(spine, inside)
     return spine if spine.writes else None
+
+
+def _find_whole(carrier: Carrier, end: Value) -> Value:
+    """Return the value before the last one was cut to some of its tokens, such as to the class token."""
+    value = end
+    while value.norm is None and value.op is not None and is_move(value.op):
+        inputs = list_carried_inputs(carrier, value)
+        if len(inputs) != 1 or carrier.order(inputs[0])[2] != carrier.order(value)[2]:
+            break
+        end = inputs[0] if "cut" in value.op.traits else end
+        value = inputs[0]
+    return end
 
 
 def _join_writes(spine: Spine) -> None:

@@ -23,6 +23,8 @@ from addnorm.stream.program.maps import join_streams, replay
 from addnorm.stream.program.result import Program
 from addnorm.stream.shares import BIASES, Components, source_shares, sum_components
 
+START = "x_0"  # the component of the embeddings
+
 
 class ProgramDecomposition(Decomposition):
     """Decomposition of the states of a `Program`, and of what the sublayers read.
@@ -69,7 +71,7 @@ class ProgramDecomposition(Decomposition):
 
     def _propagate(self, targets: Sequence[Sequence[Value]]) -> Iterator[dict[Value, Components]]:
         program = self.program
-        sources = dict.fromkeys(program.spine.starts, "x_0")
+        sources = dict.fromkeys(program.spine.starts, START)
         sources |= {site.write.value: site.id for site in program.sites}
         return propagate_components(program.carrier, sources, targets)
 
@@ -79,7 +81,7 @@ class ProgramDecomposition(Decomposition):
 
     def _join_all(self, target: Sequence[Value], parts: dict[Value, Components], is_read: bool) -> Components:
         found = {name for value in target for name in parts[value]}
-        names = [name for name in ("x_0", *(site.id for site in self.program.sites), BIASES) if name in found]
+        names = [name for name in (START, *(site.id for site in self.program.sites), BIASES) if name in found]
         zeros = [value.tensor.new_zeros((), dtype=torch.float64).expand(value.shape) for value in target]
         pairs = [*zip((parts[value] for value in target), zeros, strict=True)]
         return {name: self._join(target, is_read, [own.get(name, zero) for own, zero in pairs]) for name in names}
@@ -90,9 +92,9 @@ class ProgramDecomposition(Decomposition):
         whole = whole.reshape(*self._list_sizes(target[0]), *whole.shape[1:])
         return whole.squeeze(-2) if is_read and whole.shape[-2] == 1 else whole
 
-    def _measure_shares(self, parts: Components) -> dict[str, Tensor]:
+    def _measure_shares(self, depth: int, parts: Components) -> dict[str, Tensor]:
         """Return the shares of a token in all of its streams."""
-        tokens = len(self._list_sizes(self._targets[0][0]))
+        tokens = len(self._list_sizes(self._targets[depth][0]))
         flat = {name: part.flatten(tokens) for name, part in parts.items()}
         return source_shares(flat, sum_components(flat))
 
@@ -151,7 +153,8 @@ def _compute(carrier: Carrier, value: Value, known: dict[Value, Components]) -> 
     assert op is not None
     carried = list_carried_inputs(carrier, value)
     zeros = {v: v.tensor.new_zeros(v.shape, dtype=torch.float64) for v in carried}
-    constant = replay(value, carried, zeros) if op.name in AFFINE else None
+    is_join = op.name in ("cat", "stack")  # with a learned token, as a class token is
+    constant = replay(value, carried, zeros) if is_join or op.name in AFFINE else None
     parts: Components = {}
     for name in dict.fromkeys(name for v in carried for name in known[v]):
         given = {v: known[v].get(name, zeros[v]) for v in carried}
@@ -160,5 +163,6 @@ def _compute(carrier: Carrier, value: Value, known: dict[Value, Components]) -> 
             parts[name] = parts[name] - constant
     shift = constant if value.norm is None else value.norm.shift(torch.float64)
     if isinstance(shift, Tensor) and bool(shift.any()):
-        parts[BIASES] = parts.get(BIASES, value.tensor.new_zeros(value.shape, dtype=torch.float64)) + shift
+        name = START if is_join else BIASES
+        parts[name] = parts.get(name, value.tensor.new_zeros(value.shape, dtype=torch.float64)) + shift
     return parts
