@@ -34,7 +34,7 @@ MOVES = {"forward": 2 * N + 2, "forward_backward": 5 * N + 5}
 
 
 class Boundary(nn.Module):
-    """What stands between two sublayers, in transformers' own operators: `DeepseekV4DecoderLayer.forward`, cut there."""
+    """The write, read and norm between two sublayers, in transformers' own operators, from `DeepseekV4DecoderLayer.forward`."""
 
     def __init__(self, d: int) -> None:
         super().__init__()

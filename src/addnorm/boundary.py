@@ -111,7 +111,7 @@ def add_norm_streams(
     streams_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> StreamStep:
-    r"""Return what lies between two sublayers of a model with n residual streams, in one call.
+    r"""Return the updated streams and the next sublayer's input, for a model with n residual streams, in one call.
 
         X' = A X + b w                          the write of the sublayer before
         c', b', A' = gates(X')                  the coefficients of the next sublayer

@@ -176,7 +176,7 @@ class Table:
 
     @cached_property
     def aligned(self) -> list[Align]:
-        """The side of each column's texts."""
+        """The alignment of each column."""
         return [
             item.align or ("right" if is_numeric else "left")
             for item, is_numeric in zip(self.columns, self.numeric, strict=True)

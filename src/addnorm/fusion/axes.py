@@ -69,7 +69,7 @@ class Axes:
         self._eps = 0.0  # of the result's dtype
 
     def start(self, value: Value) -> tuple[list[int], Dims]:
-        """Return a new axis for each dimension of a result, and its dimensions; those of size 1 are empty."""
+        """Return a new axis for each dimension of a result, and the axes of each of its dimensions: none for one of size 1."""
         dims, self._eps = self._roots.start(value.shape), torch.finfo(value.tensor.dtype).eps
         if value in self.traced.nodes:
             sizes = example_value(self.traced.nodes[value]).shape
@@ -77,7 +77,10 @@ class Axes:
         return [dim[0].root for dim in dims], tuple(dim if dim[0].size > 1 else () for dim in dims)
 
     def terms(self, value: Value, dims: Dims) -> list[Term]:
-        """Return the terms of whose sum `value` is a view: those of an add, of a product of matrices with a join, or one."""
+        """Return the terms of the sum that `value` is, or is a view of.
+
+        A sum is an add, or a product of matrices with joined tensors; any other value is one term.
+        """
         value, dims, _ = self._skip(value, dims, through_numbers=False)
         op = value.op
         if op is None:
@@ -156,7 +159,7 @@ class Axes:
     def _skip(
         self, value: Value, dims: Dims, through_cuts: bool = False, through_numbers: bool = True
     ) -> tuple[Value, Dims, float]:
-        """Return what a value is a view, a cast or a multiple of, its dimensions and the factor.
+        """Follow views, casts and products with a number back to their source; return it, its dimensions and the factor.
 
         A cast to fewer digits than the result has is not skipped.
         """

@@ -296,7 +296,11 @@ def _orders(term: Term, axes: Axes, **options: Any) -> Iterator[tuple[Operand, O
 
 
 def _has_axes(match: StreamMatch, name: str, own: set[int], *, per_feature: bool = False) -> bool:
-    """Return whether a coefficient, if there is one, has the axes `own`, and those of all rows or of none."""
+    """Return whether a coefficient varies along the axes `own`, and along all axes of rows or none of them.
+
+    True if the match has no such coefficient. One that varies along the rows has a value for each token.
+    With `per_feature` it may vary along rows and features too.
+    """
     operand = match.operands_of.get(name)
     if not isinstance(operand, Operand):
         return True
@@ -306,7 +310,7 @@ def _has_axes(match: StreamMatch, name: str, own: set[int], *, per_feature: bool
 
 
 def _find_result(match: StreamMatch, traced: TracedGraph) -> bool:
-    """Set the nodes that return X', cast or not; return whether there are any."""
+    """Set `z`, the nodes that return the streams after the write, cast or not; return whether there are any."""
     value = match.sum
     while (cast := sole_cast(value)) is not None and cast in traced.nodes:
         value = cast

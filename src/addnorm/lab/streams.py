@@ -150,7 +150,7 @@ class StreamsRecorder:
         }
 
     def _reads(self) -> Iterator[Tensor]:
-        """Yield C X of every sublayer and of the head."""
+        """Yield what each sublayer and the head read: the sum of the streams with the weights C, before the norm."""
         for state, row in zip(self.states, [*(site.collapse for site in self.sites), self.collapse], strict=True):
             yield collapse(row[0] if _is_nested(row) else row, state[0] if self.stack.is_stacked else state)
 
@@ -169,7 +169,6 @@ def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
     The forward gain of a matrix is its largest absolute row sum, the backward gain its largest absolute column sum. `forward` has
     the forward gains of A_l ... A_1, `backward` the backward gains of A_L ... A_l, and `site` the larger gain of each A_l.
     Return None if a sublayer has no mixing matrix.
-
 
     Source: arXiv 2512.24880, section 3.
 

@@ -147,7 +147,10 @@ def finish(state: StreamState) -> Streams:
 
 
 def add_write(streams: Streams, write: PendingWrite, norms: Sequence[Any], kind: Norm) -> Streams:
-    """Return N_out(A X + B W) in the form of `streams`. `norms` has a norm or None for each stream, or is empty."""
+    """Return the streams after a write, N_out(A X + B W), in the form of `streams`.
+
+    `norms` has N_out of each stream, or None for a stream without one; it is empty if no stream has one.
+    """
     if write.inject is None:
         if not norms:
             return add_residual(streams, write.branch, **write.options)
@@ -172,12 +175,12 @@ def _add_stacked(streams: Tensor, write: PendingWrite) -> Tensor:
 
 
 def _is_per_feature(inject: Any) -> bool:
-    """Return whether an entry of B is a learned vector with a factor for each feature."""
+    """Return whether an entry of B, the weights of the write, is a learned vector with a factor for each feature."""
     return isinstance(inject, tuple) and any(isinstance(entry, Tensor) and entry.numel() != 1 for entry in inject)
 
 
 def _to_inject(write: PendingWrite, streams: Tensor) -> Tensor:
-    """Return B as one tensor, `(*, n)`, or `(n, d_model)` if it is per feature."""
+    """Return B, the weights of the write into each stream, as one tensor: `(*, n)`, or `(n, d_model)` if per feature."""
     if isinstance(write.inject, Tensor):
         return write.inject
     wide = widen_dtype(streams.dtype)
@@ -216,7 +219,7 @@ def _add_row(
 
 
 def mask_write(write: PendingWrite) -> Tensor:
-    """Return W after dropout and stochastic depth, for a `Row` also times b. If any of these act, W is in float32 at least."""
+    """Return the write after dropout and stochastic depth, and for a `Row` times b; in float32 at least if any of these act."""
     options = {name: value for name, value in write.options.items() if name not in ("residual_scale", "residual_dtype")}
     if not options:
         return write.branch

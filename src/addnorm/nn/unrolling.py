@@ -136,13 +136,16 @@ def to_tensor(streams: Streams) -> Tensor:
 
 
 def _add_site(site: Site, terms: Sequence[Streams], kind: Norm) -> list[Streams]:
-    """Return the parts after a site: those of earlier sources, and that of the site's own write."""
+    """Return the parts of the streams after a sublayer: those of earlier sources, and that of the sublayer's own write."""
     zeros = pytree.tree_map(torch.zeros_like, terms[0])
     return [*(_pass(site, term, kind) for term in terms), _pass(site, zeros, kind, own=True)]
 
 
 def _pass(site: Site, streams: Streams, kind: Norm, *, own: bool = False) -> Streams:
-    """Return the streams after a site, with its write and biases only if `own`."""
+    """Pass one part of the streams through the add and the norms of a sublayer, N_out(A X + B W + bias).
+
+    With `own` this is the part of the sublayer itself: W and the biases are added. For the parts of other sources both are zero.
+    """
     if not own:
         norms = site.norms and [norm and replace(norm, bias=None) for norm in site.norms]
         site = site._replace(write=torch.zeros_like(site.write), bias=None, norms=norms)

@@ -224,7 +224,12 @@ def _compare_equations(stream: Stream, theirs: dict[str, Any]) -> Iterator[Diffe
 
 
 def _compare_kinds(own: dict[str, Any], their: dict[str, Any], terms: Mapping[str, str]) -> Iterator[Difference]:
-    """Yield the differences of some values of two sublayers, by their terms. "other" is no difference."""
+    """Yield the entries in which two sublayers differ, such as the kind. "other" means unknown, and differs from nothing.
+
+    Args:
+        own, their: the sublayers, as `to_dict` returns them.
+        terms: the keys to compare, with the names that the report has for them.
+    """
     for name, term in terms.items():
         if own[name] != their[name] and "other" not in (own[name], their[name]):
             yield Difference(term, own[name], their[name], own["id"])

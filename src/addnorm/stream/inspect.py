@@ -203,7 +203,7 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
 
 
 def find_repeated_program(flow: Flow) -> Program | None:
-    """Return the residual program of another run of a model that had one; None if its equations do not close."""
+    """Return the residual program of a second run of a model; None if its equations differ from the run's values."""
     remove_saved_copies(flow)
     remove_redundant_moves(flow)
     find_norms(flow)

@@ -77,7 +77,13 @@ def find_tolerance(chain: Chain) -> float:
 
 
 def propagate_through(norm: Norm, parts: Components, denominator: Tensor | None = None) -> Components:
-    """Return the components of Norm(x): the norm, applied to each with this denominator, or with that of the sum."""
+    """Return the components of Norm(x): each component, divided by the denominator of the whole x, and scaled.
+
+    Args:
+        norm: the norm.
+        parts: the components of x.
+        denominator: the denominator; None to compute it from the sum of the components.
+    """
     total = sum_components(parts)
     denominator = norm.denominator(total) if denominator is None else denominator
     normed = {name: norm.linear(part, denominator) for name, part in parts.items()}

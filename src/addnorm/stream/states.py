@@ -286,7 +286,7 @@ def _name_place(term: _Term, stream: str) -> str:
 
 
 def _unplace(term: _Term, placed: Tensor) -> dict[Value, Tensor]:
-    """Return the contents of a term's values from those of the term: the inverse of `place`."""
+    """Return the contents of each value of a term, given those of the term as one tensor: the inverse of `place`."""
     ends = [0, *accumulate(value.tensor.numel() for value in term.values)]
     labels = [
         torch.arange(first, end, dtype=torch.float64, device=value.tensor.device).reshape(value.shape)

@@ -218,7 +218,11 @@ def _refuse_split(name: str, model: Any) -> None:
 def _judge(
     wiring: Wiring, inspection: Inspection, found: tuple[Deviation, ...], states: Iterable[Tensor]
 ) -> Verification:
-    """Return the result, without the deviations if the numbers of the states alone may be their cause."""
+    """Return the result of a comparison with a wiring.
+
+    If a state has infinities, NaN or squares that overflow, these alone may be the cause of all deviations. Then the deviations
+    are left out, and the reason is in `unproven`.
+    """
     reason = next(filter(None, map(_explain_numbers, states)), "") if found else ""
     if reason:
         return Verification(wiring, inspection, (), unproven=(Unknown("", reason), *inspection.unknown))

@@ -80,7 +80,7 @@ def _check_passages(chain: Chain, layout: StreamLayout) -> list[Passage]:
 
 
 def _pass_start(chain: Chain, layout: StreamLayout, axes: Axes) -> Passage:
-    """Check and return the steps from x_0 to the first sum, in which the features have the dimensions `axes`."""
+    """Return the checked steps from x_0 to the first sum, in which the features have the dimensions `axes`."""
     add = chain.adds[0]
     for group in _list_groups(add.x.shape, layout.width, axes[1]):
         passage = Passage(add.out, layout.width)

@@ -249,7 +249,10 @@ def _find_states(spine: Spine, inside: Set[Value]) -> None:
 
 
 def _list_uses(spine: Spine) -> _Uses:
-    """Return the uses of the relevant values: the index of the operator, with its carried output if that is relevant."""
+    """Return the operators that use each relevant value: each one's index, with its carried output if it has a relevant one.
+
+    An operator that computes coefficients from the value has None in place of the output.
+    """
     uses: _Uses = {}
     inside: set[Op] = {op for write in spine.writes for op in write.ops}
     coefficients = {*find_coefficient_ops(spine)}

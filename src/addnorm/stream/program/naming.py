@@ -142,7 +142,10 @@ def _find_period(values: Sequence[int]) -> tuple[int, ...]:
 
 
 def find_constants(program: Program) -> _Constants:
-    """Return what the operators of the coefficients have: the sizes of matrices, numbers, and how often Sinkhorn divides."""
+    """Return the constants of the operators that compute the coefficients, as candidates for the options of a wiring.
+
+    These are the sizes of the matrices, the numbers, and how often Sinkhorn divides.
+    """
     k = min(1, len(program.sites) - 1)
     operands = [
         v for matrix in (program.collapse(k), program.sites[k].mix, program.sites[k].inject) for v in matrix.operands
@@ -213,7 +216,12 @@ def _have_same_norms(found: ProgramSite, stage: Stage) -> bool:
 def _fit(
     program: Program, k: int, stage: Stage | Head, place: Place, relation: Tensor, delayed: Tensor | None
 ) -> tuple[Expected, Mapping[str, str], float, Tensor | None] | None:
-    """Return the matrices of a stage, the parameters with which they fit best, the error of C, and the C for the next stage."""
+    """Return the matrices that a stage of the wiring has on the states of the run, if they can be those of sublayer `k`.
+
+    Each assignment of the model's parameters to those of the stage is tried. Returns the matrices, the names of the assigned
+    parameters, the largest difference from the measured read matrix C (and from A and B, if the stage computes these), and the C
+    that the next stage uses, if its C is `delayed`.
+    """
     if stage.n != relation.shape[0]:
         return None
     source = ("collapse" in stage.computes or stage.delayed, program.count_tokens(k), _has_vectors(stage))
@@ -255,7 +263,7 @@ def _fit(
 
 
 def measure_read(program: Program, k: int, stage: Stage | Head) -> Matrix:
-    """Return C as measured; with the norms of streams as factors where the wiring's module contains them."""
+    """Return C, the matrix of a read, as measured; if the wiring's C contains the factors of the streams' norms, with these."""
     if any(stage.norm_streams):
         return program.collapse(k)
     state = program.spine.states[k]
@@ -336,7 +344,7 @@ def relate(program: Program, k: int, stage: Stage, expected: Expected, relation:
 
 
 def _find_repeated_rows(stage: Stage) -> set[int]:
-    """Return the rows of A that have the learned entries of C: one parameter in both."""
+    """Return the indices of the rows of A that equal the first row of C and contain learned entries."""
     (read, *_), mix = stage.entries.get("collapse", ((),)), stage.entries.get("mix", ())
     return {i for i, row in enumerate(mix) if row == read and any(isinstance(entry, str) for entry in row)}
 

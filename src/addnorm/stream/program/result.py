@@ -226,11 +226,11 @@ class Program:
         yield from dict.fromkeys(filter(None, (*of_sites, self.final_norm)))
 
     def list_reads(self, k: int) -> list[Map]:
-        """Return the equations of what site k reads; of the last read if k is the number of sites."""
+        """Return the equations of the inputs of site k; of the last read if k is the number of sites."""
         return self.sites[k].reads if k < len(self.sites) else [self.head]
 
     def collapse(self, k: int, normed: bool = False) -> Matrix:
-        """Return C of site k, or of the last read (`list_reads`); with `normed` that of the norms of the streams."""
+        """Return C, the matrix of the read of site k, or of the last read; with `normed` that of the streams' norms."""
         return assemble(self.carrier, self.list_reads(k), self.spine.states[k], normed)
 
     def count_tokens(self, k: int) -> int:
@@ -239,7 +239,7 @@ class Program:
         return math.prod(value.shape) // (self.carrier.order(value)[2] * self.width)
 
     def bias(self, k: int) -> Tensor:
-        """Return what the state after site k has besides A X + B W: `(tokens, n, d)`."""
+        """Return the bias of X' = A X + B W + bias at site k, `(tokens, n, d)`."""
         parts = [(part.bias, self.carrier.order(part.target)[2]) for part in self.sites[k].sums]
         zero = torch.zeros(1, 1, 1, dtype=torch.float64)
         return torch.cat([zero.expand(1, n, self.width) if bias is None else bias[:1].cpu() for bias, n in parts], 1)

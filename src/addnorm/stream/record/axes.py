@@ -163,7 +163,7 @@ def draw_panel(
 
 
 def _add_line(ax: Axes, content: Content, label: str, parts: Sequence[Series], style: Mapping[str, Any]) -> None:
-    """Add one line, whose parts are those of several streams."""
+    """Draw the series of one label in one colour, each with markers by kind, and add the label to the legend's handles."""
     from matplotlib.cbook import normalize_kwargs
     from matplotlib.lines import Line2D
 

@@ -208,9 +208,10 @@ class StreamForward(Forward):
         return Tokens.arrange(grads[0], state.layout, self.tokens[state.stream])
 
     def _arrange(self, stream: str, key: object, tensor: Tensor, layout: TokenLayout | None) -> Tokens:
-        """Return a tensor arranged for statistics: the same as before if the last one was that of the same key.
+        """Return a value's tensor with its tokens arranged for statistics.
 
-        The observers of a value are called one after the other. So a value with several roles is measured once.
+        The last result is cached by stream and `key`: the observers of a value are called one after the other, so a value with
+        several roles is arranged and measured once.
         """
         if self._last is None or self._last[0] != (stream, key):
             self._last = (stream, key), Tokens.arrange(tensor.detach(), layout, self.tokens[stream])

@@ -224,7 +224,7 @@ def _is_only_use(view: Value, state: Value) -> bool:
 
 
 def describe_parts(parts: Sequence[Part], unknown: Iterable[Unknown], mode: str) -> dict[str, Any]:
-    """Return what a recording keeps of streams, or of a residual program, as JSON types: infinity is a word.
+    """Return the description of streams, or of a residual program, for a recording, as JSON types: infinity is a word.
 
     "streams" has the wiring of each stream (None: not a known one), how well every equation closes, and the closure of the end
     (None: it is not computed); "unknown" has the adds that were not understood.

@@ -140,7 +140,7 @@ class ProgramForward(Forward):
             yield name, float(source_shares({name: part}, whole)[name].mean())
 
     def _put_norms(self, index: int, role: str, k: int, norms: Iterable[Norm]) -> None:
-        """Record the rstd of the norms of one role, which read what is beside state k."""
+        """Record the rstd of a sublayer's norms of one role. Their inputs have the tokens of state `k`."""
         with self.omitting(f"{role} at {self.probes.recorded[index].id}"):
             carrier = self.probes.program.carrier
             rstds = [1.0 / norm.denominator(to_streams(carrier, norm.x)) for norm in norms]
