@@ -21,12 +21,12 @@ class NormKind(NamedTuple):
 
     Attributes:
         title: the name that texts show.
-        code: the number in the operators' schemas and in the kernels.
+        code: the number in the operators' schemas and in the kernels; 2 is that of a call without a norm.
         is_centred: whether the mean is subtracted.
         has_bias: whether torch's module has a bias, and torch's function takes a bias.
         eps: the default of torch's module; None: the machine epsilon of the arithmetic.
         function: torch's function.
-        operators: torch's operators that compute the norm.
+        operators: torch's operators that compute the norm, at least one; a made-up name for a norm that torch does not have.
         onnx: ONNX's operator, the first opset version with this operator, and onnxruntime's operator of add and norm.
     """
 

@@ -17,15 +17,18 @@ from typing import Any
 FAMILY = "addnorm::"
 
 # view: the output has the numbers of the first input in another shape, memory or dtype: copy (same shape), reshape and squeeze
-#     (same order of the numbers), swap (two dimensions)
-# cut: the output has some numbers of the first input, in another place; exact: the arguments show which numbers
-# join: the output has numbers of several inputs
+#     (same order of the numbers), expand (repeated along dimensions), swap (two dimensions)
+# cut: the output has some numbers of the first input, in another place; exact: the arguments show which numbers; crop and
+#     split: a part of a dimension; select: one index of it; shift: all of it in another order; gather: chosen by a tensor
+# join: the output has numbers of several inputs; scatter: the second one's are put, or added, where a tensor of indices says
 # guard: the output has the numbers of an input unless they are not finite, too large, or of a padded token
 # affine: a sum, a multiple or a dropout of the inputs
 # mixing: combines elements of different tokens or features, as every sublayer does: product (of matrices; added: to the first
 #     argument), linear, pair (both factors may be activations), attention, convolution, pool, scan, recurrent, embedding
-# local: combines neighbouring tokens; combining: keeps the shape, and combines the elements of a dimension
-# normalizing: a norm or a part of a norm; reduction: removes a dimension
+# local: combines neighbouring tokens; combining: keeps the shape, and combines the elements of a dimension, as a softmax does
+# 1d, 2d, 3d: the number of the last dimensions that a pool combines; tokens_second: attention over dimension 1, not -2
+# comparison: returns whether one input is less than the other
+# normalizing: a norm (norm) or a part of a norm; reduction: removes a dimension, or leaves it with size 1; sum: by adding up
 # channels_first: dimension 1 of the first input has the features
 # shapes: reads no contents of the inputs; overwrites: in place, does not read the tensor that it writes
 # random, uniform: draws random numbers; running: updates statistics that the schema does not declare
@@ -80,8 +83,8 @@ TABLE = {
     "rnn_tanh rnn_relu": "recurrent",
     "_softmax softmax _safe_softmax _log_softmax": "softmax combining",
     "sort argsort cummax cummin": "combining",
-    "sum mean": "reduction sum",
-    "amax amin max min logsumexp prod": "reduction",
+    "sum mean nansum": "reduction sum",
+    "amax amin max min logsumexp prod median nanmedian kthvalue mode": "reduction",
     "norm linalg_vector_norm var var_mean std std_mean": "reduction normalizing",
     "rsqrt sqrt": "normalizing",
     "native_layer_norm layer_norm _fused_rms_norm rms_norm": "normalizing norm",
