@@ -122,9 +122,9 @@ STACKS = {
         (
             Fault("deepnorm-encoder-alpha", "wirings", "0.81 * ($n**4 * $m) ** (1 / 16)", "0.81 * ($n * $m**4) ** (1 / 16)"),
             Fault("mix-ln-one-layer-more", "wirings", "POST if $p.layer < $k else PRE", "POST if $p.layer <= $k else PRE"),
-            Fault("gpt2-depth-in-layers", "wirings", "0.02 / math.sqrt($p.n_sublayers)", "0.02 / math.sqrt($p.num_layers)"),
+            Fault("gpt2-depth-in-layers", "wirings", "0.02 / math.sqrt($p.num_sublayers)", "0.02 / math.sqrt($p.num_layers)"),
             Fault("depth-scaled-counts-two-a-layer", "wirings:_depth_scaled_row", "$p.layer * $p.sublayers_per_layer", "$p.layer * 2"),
-            Fault("keel-counts-two-a-layer", "wirings", "1.0 if $p.layer == 0 else float($p.n_sublayers)", "1.0 if $p.layer == 0 else 2.0 * $p.num_layers"),
+            Fault("keel-counts-two-a-layer", "wirings", "1.0 if $p.layer == 0 else float($p.num_sublayers)", "1.0 if $p.layer == 0 else 2.0 * $p.num_layers"),
             Fault("hyper-connections-start-without-root-n", "wirings:_hyper_init", "$d._replace(...) if $role in $writes else $d", "$d"),
             Fault("x0-line-of-one-layer-more", "wirings:_x0_stage", "max(1, $p.num_layers - 1)", "$p.num_layers"),
             Fault("reads-of-the-first-layer-everywhere", "wirings", "$cycle[$p.layer % len($cycle)]", "$cycle[0]"),

@@ -194,7 +194,7 @@ def _admin_profile(stack: Any, *inputs: Any, **context: Any) -> None:
 
 
 def _admin_row(place: Place, profiled: bool, growth: Growth) -> Row:
-    return Row(norm_out=True, a=Learned(1.0 if profiled else _ADMIN[growth](place.n_sublayers), per_feature=True))
+    return Row(norm_out=True, a=Learned(1.0 if profiled else _ADMIN[growth](place.num_sublayers), per_feature=True))
 
 
 @register
@@ -223,7 +223,7 @@ def skipinit(alpha: float | None = 0.0) -> Wiring:
 
 
 def _skipinit_row(place: Place, alpha: float | None) -> Row:
-    return Row(b=Learned(1 / math.sqrt(place.n_sublayers) if alpha is None else alpha))
+    return Row(b=Learned(1 / math.sqrt(place.num_sublayers) if alpha is None else alpha))
 
 
 # From CaiT's code: the default of its class, the value of its models of 24 layers, and of 36 (but XXS36: 1e-5) and 48.

@@ -236,7 +236,7 @@ def keel() -> Wiring:
 def _keel_row(place: Place) -> Row:
     if place.layer == place.sublayer == 0:
         return Row(norm_in=True)
-    alpha = 1.0 if place.layer == 0 else float(place.n_sublayers)
+    alpha = 1.0 if place.layer == 0 else float(place.num_sublayers)
     return Row(norm_in=True, norm_out=True, a=alpha)
 
 

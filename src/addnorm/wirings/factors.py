@@ -68,7 +68,7 @@ class Place(NamedTuple):
         return self.layer + 1
 
     @property
-    def n_sublayers(self) -> int:
+    def num_sublayers(self) -> int:
         """The number of sublayers in a stack of whole layers."""
         return self.num_layers * self.sublayers_per_layer
 

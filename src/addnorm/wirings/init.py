@@ -80,7 +80,7 @@ def gpt2(role: str | None, place: Place, **_: Any) -> Draw:
 
     2L is the number of sublayers. Source: Radford et al. 2019; Megatron-LM (arXiv 1909.08053).
     """
-    return Draw("normal", 0.02 / math.sqrt(place.n_sublayers) if require_role(role) in WRITES else 0.02)
+    return Draw("normal", 0.02 / math.sqrt(place.num_sublayers) if require_role(role) in WRITES else 0.02)
 
 
 def depth_scaled(role: str | None, place: Place, **_: Any) -> Draw:
