@@ -150,6 +150,6 @@ def name_wirings(parts: Iterable[Part]) -> str:
 
 
 def measure_closure(parts: Sequence[Part]) -> float:
-    """Return the largest relative error of an equation; NaN without one."""
+    """Return the largest relative error among the equations of all parts; NaN if there are none."""
     errors = [site.closure for part in parts for site in part.sites] + [part.closure for part in parts]
     return max((error for error in errors if error is not None), default=math.nan)

@@ -56,7 +56,11 @@ def find_entries(spec: Any) -> dict[str, Factor | Vector]:
 
 
 def _newest(matrix: str, rows: Sequence[Vector]) -> list[tuple[Factor | Vector]]:
-    """Return the rows of counted states in short form: all reads, or the newest state's row; one entry if it is no sum."""
+    """Return the rows of a matrix of counted states as texts need them, each as one entry.
+
+    The entry is the whole row if the row is written as a sum over the states, else the newest state's factor. Of the matrices of
+    the write only the newest state's row is returned, since the other states stay as they are.
+    """
     newest: list[tuple[Factor | Vector]] = [(row if _is_sum(row) and matrix != "inject" else row[-1],) for row in rows]
     return newest if matrix == "collapse" else newest[-1:]
 

@@ -230,14 +230,14 @@ def _find_states(spine: Spine, inside: Set[Value]) -> None:
     uses = _list_uses(spine)
     state = spine.starts
     for k, write in enumerate(writes):
-        given = {*spine.starts, *(earlier.value for earlier in writes[:k])}
+        available = {*spine.starts, *(earlier.value for earlier in writes[:k])}
         last = writes[k - 1].value if k else None
-        targets = _find_live(spine, uses, given, write.start, last) | {*write.reads}
+        targets = _find_live(spine, uses, available, write.start, last) | {*write.reads}
         state = _cut(carrier, [*state, last] if last else state, targets, last)
         moved = [_move_forward(spine, uses, value, write.start, targets, True, is_start=not k) for value in state]
         spine.states.append(state := sorted(dict.fromkeys(moved), key=lambda value: value.index))
-    last, given = writes[-1].value, {*spine.starts, *(write.value for write in writes)}
-    live = _find_live(spine, uses, given, spine.end.index, last, only_coefficients=True)
+    last, available = writes[-1].value, {*spine.starts, *(write.value for write in writes)}
+    live = _find_live(spine, uses, available, spine.end.index, last, only_coefficients=True)
     state = _find_last_state(carrier, state, last, spine.end, live)
     alike = next((earlier for earlier in reversed(spine.states) if len(earlier) == len(state)), [])
     normed = [value.norm is not None for value in alike] or [False] * len(state)
@@ -293,7 +293,7 @@ def find_leaves(spine: Spine, operands: Sequence[Value]) -> tuple[list[Value], l
 
 
 def _find_live(
-    spine: Spine, uses: _Uses, given: Set[Value], now: int, last: Value | None, only_coefficients: bool = False
+    spine: Spine, uses: _Uses, available: Set[Value], now: int, last: Value | None, only_coefficients: bool = False
 ) -> set[Value]:
     """Return the values that a state before operator `now` must determine.
 
@@ -303,13 +303,13 @@ def _find_live(
     carrier = spine.carrier
     since = last.index if last is not None else -1
     bits = 0
-    for value in given:
+    for value in available:
         bits |= carrier.known[value].sources
     live: set[Value] = set()
     for value, of_value in uses.items():
-        is_given = value.index < now and not carrier.known[value].sources & ~bits
+        is_available = value.index < now and not carrier.known[value].sources & ~bits
         later = [index for index, out in of_value if index >= now] if not only_coefficients else []
-        if is_given and (later or any(out is None and index > since for index, out in of_value)):
+        if is_available and (later or any(out is None and index > since for index, out in of_value)):
             live.add(value)
     return live
 

@@ -157,8 +157,8 @@ def _compute(carrier: Carrier, value: Value, known: dict[Value, Components]) -> 
     constant = replay(value, carried, zeros) if is_join or op.name in AFFINE else None
     parts: Components = {}
     for name in dict.fromkeys(name for v in carried for name in known[v]):
-        given = {v: known[v].get(name, zeros[v]) for v in carried}
-        parts[name] = replay(value, carried, given)
+        inputs = {v: known[v].get(name, zeros[v]) for v in carried}
+        parts[name] = replay(value, carried, inputs)
         if constant is not None:
             parts[name] = parts[name] - constant
     shift = constant if value.norm is None else value.norm.shift(torch.float64)

@@ -206,9 +206,10 @@ def _fit(program: Program, k: int, stage: Stage, place: Place, relation: Tensor,
 def _list_expected(
     program: Program, k: int, stage: Stage, place: Place, relation: Tensor
 ) -> Iterator[tuple[tuple[str, str] | None, Expected, Tensor | None]]:
-    """Yield the matrices of each assignment of parameters: of the formula, and of its variants.
+    """Yield the matrices to compare with the measured ones, for each assignment of the model's parameters to the formula's.
 
-    The last item is the formula's A with the other layout of its logits, transposed, for a mutant.
+    Each result has three items: what is wrong in this variant of the formula, as term and words (None: it is the formula itself);
+    the variant's matrices; and for mHC the A of transposed logits, transposed, with which a transposed A is recognized.
     """
     if stage.coefficients is None:
         yield None, build_expected(stage, None), None

@@ -37,9 +37,9 @@ def build_expected(stage: Stage | Head, computed: Any) -> Expected:
     """Return the matrices of a stage with the coefficients that its module computed."""
     n_out = getattr(stage, "n_out", stage.n)
 
-    def choose(name: str, given: Any) -> Any:
+    def choose(name: str, constant: Any) -> Any:
         value = getattr(computed, name, None) if computed is not None else None
-        return given if value is None else value
+        return constant if value is None else value
 
     collapse = choose("collapse", stage.collapse)
     rows = collapse if isinstance(collapse, Tensor) or isinstance(collapse[0], Sequence) else (collapse,)

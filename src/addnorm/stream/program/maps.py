@@ -157,8 +157,8 @@ def _normalize(carrier: Carrier, column: Column, streams: Tensor) -> Tensor:
         return [] if value is column.source else list_carried_inputs(carrier, value)
 
     region = sorted(walk([x], follow), key=lambda value: value.index)
-    given = {column.source: _from_streams(carrier, column.source, streams)}
-    return column.norm(to_streams(carrier, x, _evaluate(carrier, x, given, region)))
+    inputs = {column.source: _from_streams(carrier, column.source, streams)}
+    return column.norm(to_streams(carrier, x, _evaluate(carrier, x, inputs, region)))
 
 
 def _finish(carrier: Carrier, part: Map, total: Tensor) -> Tensor:
@@ -171,8 +171,8 @@ def _finish(carrier: Carrier, part: Map, total: Tensor) -> Tensor:
     last = part.norm.y
     for op in part.after:
         (carried,) = list_carried_inputs(carrier, op.outputs[0])
-        given = _from_streams(carrier, carried, y)
-        y = to_streams(carrier, op.outputs[0], replay(op.outputs[0], [carried], {carried: given}))
+        inputs = _from_streams(carrier, carried, y)
+        y = to_streams(carrier, op.outputs[0], replay(op.outputs[0], [carried], {carried: inputs}))
         last = op.outputs[0]
     assert last is part.target
     return y
@@ -241,9 +241,9 @@ def _is_joined(carrier: Carrier, value: Value, sources: Sequence[Value]) -> bool
     return all(v in sources or (v.op is not None and is_move(v.op) and v.norm is None) for v in values)
 
 
-def _evaluate(carrier: Carrier, total: Value, given: Mapping[Value, Tensor], region: Iterable[Value]) -> Tensor:
-    """Return `total` for other operands, with everything else frozen."""
-    known = dict(given)
+def _evaluate(carrier: Carrier, total: Value, inputs: Mapping[Value, Tensor], region: Iterable[Value]) -> Tensor:
+    """Return the value `total` computed from `inputs`, other contents of carried values, with everything else frozen."""
+    known = dict(inputs)
     for value in region:
         if value in known or value.op is None:
             continue
@@ -286,8 +286,8 @@ def _measure_column(
     for j in range(streams.shape[1]):
         ones = torch.zeros_like(streams)
         ones[:, j] = 1.0
-        given = {**zeros, operand: _from_streams(carrier, operand, ones)}
-        columns.append(to_streams(carrier, total, _evaluate(carrier, total, given, region)) - bias)
+        inputs = {**zeros, operand: _from_streams(carrier, operand, ones)}
+        columns.append(to_streams(carrier, total, _evaluate(carrier, total, inputs, region)) - bias)
     matrix = torch.stack(columns, 2)
     size = matrix.abs().amax().clamp_min(1e-30)
     if bool(((matrix - matrix[..., :1]).abs() <= EQUAL * size).all()):

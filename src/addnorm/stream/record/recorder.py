@@ -149,7 +149,7 @@ class StepCounter:
         return number // self.accumulate if self.accumulate else self._optimizer_steps
 
     def close(self) -> None:
-        """Stop watching optimizers."""
+        """Remove the hooks on optimizers."""
         if self._hook is not None:
             self._hook.remove()
 
