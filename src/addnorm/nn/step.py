@@ -147,10 +147,7 @@ def finish(state: StreamState) -> Streams:
 
 
 def add_write(streams: Streams, write: PendingWrite, norms: Sequence[Any], kind: Norm) -> Streams:
-    """Return the streams after a write, N_out(A X + B W), in the form of `streams`.
-
-    `norms` has N_out of each stream, or None for a stream without one; it is empty if no stream has one.
-    """
+    """Return the new streams, N_out(A X + B W), in the form of `streams`. `norms` has each one's N_out or None, or is empty."""
     if write.inject is None:
         if not norms:
             return add_residual(streams, write.branch, **write.options)
