@@ -8,17 +8,25 @@ import torch
 
 import addnorm
 from addnorm.ops import cpu
-from support import SUPPORT
 from support.capabilities import CAPABILITIES, NAMES
 from support.processes import run_python
 
 needs_library = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
 
 
-def run_kernels(*words, **variables):
-    """Run support/run_kernels.py in a process with these environment variables."""
-    variables = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    return run_python("-W", "error", SUPPORT / "run_kernels.py", *words, env=variables, check=False)
+TABLES = "operation", "streams", "reads"
+# One process for all tables, since each process imports torch anew.
+CHECK = """
+import sys
+from support import run_kernels
+sys.exit(max([run_kernels.main(table, *words) for table in tables]))
+"""
+
+
+def run_kernels(*tables, extent, **variables):
+    """Check tables of support/run_kernels.py in a process with these environment variables."""
+    program = f"tables, words = {tables}, {[extent]}{CHECK}"
+    return run_python("-W", "error", "-c", program, env=os.environ | {"OMP_NUM_THREADS": "1"} | variables, check=False)
 
 
 EXTENTS = [pytest.param("cover"), pytest.param("full", marks=pytest.mark.slow)]
@@ -26,11 +34,10 @@ EXTENTS = [pytest.param("cover"), pytest.param("full", marks=pytest.mark.slow)]
 
 @needs_library
 @pytest.mark.parametrize("extent", EXTENTS)
-@pytest.mark.parametrize("table", ["operation", "streams", "reads"])
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_instruction_set_is_accurate_and_guarded(capability, table, extent):
+def test_instruction_set_is_accurate_and_guarded(capability, extent):
     """ADDNORM_POISON fills the library's allocations with NaN, so that an element that was not written differs from float64."""
-    done = run_kernels(table, extent, ATEN_CPU_CAPABILITY=capability, ADDNORM_POISON="1")
+    done = run_kernels(*TABLES, extent=extent, ATEN_CPU_CAPABILITY=capability, ADDNORM_POISON="1")
     assert done.returncode == 0, done.stdout + done.stderr[-300:]  # the last line names the call that crashed
     names = list(NAMES.values())
     ran = names.index(done.stdout.splitlines()[0].removeprefix("C++ kernels for "))
@@ -39,12 +46,12 @@ def test_instruction_set_is_accurate_and_guarded(capability, table, extent):
 
 
 def test_access_beyond_the_end_kills_the_process():
-    assert run_kernels("beyond").returncode == -signal.SIGSEGV
+    assert run_kernels("beyond", extent="cover").returncode == -signal.SIGSEGV
 
 
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_operation_works_without_the_cpp_library(extent):
-    done = run_kernels("operation", extent, ADDNORM_CPP="0")
+    done = run_kernels("operation", extent=extent, ADDNORM_CPP="0")
     assert done.returncode == 0, done.stdout + done.stderr[-300:]
     assert done.stdout.startswith("switched off by ADDNORM_CPP=0")
 
