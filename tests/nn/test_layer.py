@@ -1,5 +1,6 @@
-"""Tests that layers and connections are modules like any other: hooks, compilation, checkpoints, exports, state dicts."""
+"""Tests of layers and connections as modules: hooks, compilation, checkpoints, state dicts, wrappers, sharing, removal."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -13,11 +14,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.testing import assert_close
 
-from addnorm import SublayerConnection
+from addnorm import ResidualStack, SublayerConnection
 from addnorm.nn import ResidualLayer
-from addnorm.nn.state import StreamState
 from support.equality import assert_same
-from support.stacks import D, stack_of
+from support.refusals import assert_refused
+from support.stacks import D, Masked, Mlp, stack_of
 
 KINDS = pytest.mark.parametrize("kind", [ResidualLayer, SublayerConnection])
 
@@ -43,37 +44,6 @@ def test_outputs_of_modules_with_hooks_are_no_views(kind):
         module.register_forward_hook(lambda module, args, out: bases.append(out.pending.branch._base))
     assert_same(run(stack, x), expected)
     assert bases == [None] * len(modules)
-
-
-def test_hook_may_change_the_stream():
-    stack, x = stack_of(4), torch.randn(3, 4, D)
-    stack.layers[0].register_forward_hook(lambda module, args, out: out._replace(x=torch.zeros_like(x), pending=None))
-    state = StreamState(torch.zeros_like(x))
-    assert stack(x).equal(stack._finish(stack.layers[1](state))[1])
-
-
-def test_pre_hook_of_a_connection_sees_the_pending_write():
-    stack, x = stack_of(2), torch.randn(3, D)
-    seen = []
-    stack.connections[1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    stack(x)
-    first = stack.connections[0]
-    (state,) = seen
-    assert_close(state.pending.branch, first.sublayer(first.norm_in(x)))
-    assert state.x is x
-    assert state.pending.options == {}
-
-
-@KINDS
-@pytest.mark.parametrize("name", ["pre_ln", "post_ln", "parallel", "layer_scale"])
-def test_checkpoints_of_torch_keep_the_bits(kind, name):
-    stack = stack_of(4, name, dropout=0.3, stochastic_depth=0.2)
-    x = torch.randn(3, 4, D)
-    expected = run(stack, x)
-    apply_activation_checkpointing(stack, check_fn=lambda module: isinstance(module, kind))
-    assert sum("CheckpointWrapper" in type(m).__name__ for m in stack.modules()) in (2, 4)
-    assert_same(run(stack, x), expected)
-    assert len(stack.connections) == 4
 
 
 @KINDS
@@ -154,3 +124,123 @@ def test_names_of_parameters(wiring, own, norms):
     }
     expected = {*own, *(f"{norm}.{parameter}" for norm in norms for parameter in ("weight", "bias"))}
     assert {name for name in first if not name.startswith("sublayer.")} == expected
+
+
+# Layers and connections that are wrapped, shared, replaced or removed
+
+
+def wrap_checkpoints(stack, kind):
+    apply_activation_checkpointing(stack, check_fn=lambda module: isinstance(module, kind))
+
+
+def compile_layer(stack):
+    stack.layers[0] = torch.compile(stack.layers[0], backend="eager")
+
+
+def compile_connection(stack):
+    stack.layers[0].connections[1] = torch.compile(stack.layers[0].connections[1], backend="eager")
+
+
+WRAPPERS = {
+    "no wrapper": lambda stack: None,
+    "checkpointed layers": partial(wrap_checkpoints, kind=ResidualLayer),
+    "checkpointed connections": partial(wrap_checkpoints, kind=SublayerConnection),
+    "compiled layer": compile_layer,
+    "compiled connection": compile_connection,
+    "layer in a container": lambda stack: stack.layers.__setitem__(0, nn.Sequential(stack.layers[0])),
+}
+
+
+def silence(connection):
+    """Let a connection write zero, in place: the oracle of `without`."""
+    del connection.sublayer
+    connection.sublayer = torch.zeros_like
+
+
+def test_hooks_of_a_copy_are_independent():
+    stack = stack_of(2)
+    less = stack.without(0)
+    less.register_forward_hook(lambda module, args, out: out * 0)
+    x = torch.randn(3, D)
+    assert not less(x).any()
+    assert stack(x).any()
+
+
+def test_without_accepts_keywords_of_removed_sublayer():
+    stack = ResidualStack([Masked(), Mlp()], D)
+    stack.without(0)(torch.randn(3, D), mask=None)
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+@torch.no_grad()
+def test_without_removes_writes_inside_wrappers(wrap):
+    stack, x = stack_of(4), torch.randn(3, D)
+    expected = copy.deepcopy(stack)
+    silence(expected.layers[0].connections[1])
+    before = stack(x)
+    wrap(stack)
+    assert len(stack.connections) == 4
+    assert_close(stack.without(1)(x), expected(x))
+    assert_close(stack(x), before)  # the stack keeps its write
+
+
+def test_without_removes_one_use_of_a_shared_layer():
+    stack, x = stack_of(6), torch.randn(3, D)
+    stack.layers[2] = stack.layers[0]
+    expected = copy.deepcopy(stack)
+    expected.layers[2] = copy.deepcopy(expected.layers[0])
+    silence(expected.layers[2].connections[1])
+    assert_close(stack.without(5)(x), expected(x))
+
+
+def test_without_counts_connections_of_unequal_layers():
+    stack, x = stack_of(6), torch.randn(3, D)
+    del stack.layers[0].connections[0]
+    expected = copy.deepcopy(stack)
+    silence(expected.layers[1].connections[0])
+    assert_close(stack.without(1)(x), expected(x))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda stack: stack.double(), lambda s: s.load_state_dict(s.state_dict(), assign=True)]
+)
+def test_wrapped_connections_keep_shared_factors(change):
+    stack = stack_of(4, "rezero")
+    wrap_checkpoints(stack, SublayerConnection)
+    names = list(stack.state_dict())
+    change(stack)
+    assert list(stack.state_dict()) == names
+    assert all(stack.connections[i].b is stack.connections[i + 1].b for i in (0, 2))
+
+
+def test_layer_replaced_by_identity():
+    stack, x = stack_of(4), torch.randn(3, D)
+    expected = copy.deepcopy(stack)
+    expected.layers = nn.ModuleList([expected.layers[1]])
+    stack.layers[0] = nn.Identity()
+    assert torch.equal(stack.double().float()(x), expected(x))
+    assert stack.connections == [*stack.layers[1].connections]
+
+
+def test_layer_that_returns_no_state_is_refused():
+    stack, x = stack_of(4), torch.randn(3, D)
+    handle = stack.layers[1].register_forward_hook(lambda module, args, state: state.x)
+    assert_refused("TypeError: layers[1] (ResidualLayer) returned Tensor, expected a StreamState", lambda: stack(x))
+    handle.remove()
+    stack(x)
+
+
+@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "parallel", "b2t", "layer_scale"])
+def test_layer_alone_returns_a_tensor(wiring):
+    """The stream of a stack of one layer without a final norm."""
+    stack, x = stack_of(2, wiring, final_norm=False, residual_dtype=torch.float64), torch.randn(3, D)
+    y = stack.layers[0](x)
+    assert y.dtype == x.dtype
+    assert torch.equal(y, stack(x))
+
+
+def test_layer_alone_refuses_bad_arguments():
+    layer, other, x = stack_of(2).layers[0], stack_of(2, "resi_dual").layers[0], torch.randn(3, D)
+    assert_refused("TypeError: x is int, expected a tensor of shape", lambda: layer(3))
+    assert_refused("TypeError: no sublayer takes the keyword argument 'mask'", lambda: layer(x, mask=None))
+    assert_refused("the layer has 2 streams, expected a StreamState", lambda: other(x))

@@ -1,12 +1,17 @@
-"""Tests of Encoder, Decoder and Transformer: wirings, masks, layouts, errors (for torch see test_from_torch.py)."""
+"""Tests of Encoder, Decoder and Transformer: wirings, masks, layouts, errors, options, compilation (for torch see test_from_torch.py)."""
+
+import inspect
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.testing import assert_close
 
+import addnorm
 from addnorm.nn import Decoder, Encoder, Transformer
+from addnorm.wirings.init import weight_roles
 from support import stacks
+from support.equality import assert_same
 from support.pairwise import rotate
 from support.refusals import make_test
 from support.transformer_inputs import (
@@ -15,6 +20,7 @@ from support.transformer_inputs import (
     D,
     M,
     N,
+    assert_close,
     compute_gradients,
     f64,
     get_sizes,
@@ -88,7 +94,7 @@ def test_batch_first_changes_only_the_layout(kind):
     keep = make_padding(kind)
     expected = module(*tensors, **keep)
     actual = other(*(t.transpose(0, 1) for t in tensors), **keep)
-    assert_close(actual.transpose(0, 1), expected, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(actual.transpose(0, 1), expected, rtol=1e-13, atol=1e-13)
 
 
 # Errors
@@ -107,3 +113,100 @@ REFUSED = {
 
 
 test_wrong_inputs_raise = make_test(REFUSED)
+
+
+# Constants, initial weights and options
+
+
+def test_transformer_has_deepnorms_encoder_decoder_constants():
+    n, m = 2, 3
+    transformer = Transformer(n, m, D, HEADS, wiring="deepnorm")
+    alphas = {
+        transformer.encoder: 0.81 * (n**4 * m) ** (1 / 16),
+        transformer.decoder: (3 * m) ** (1 / 4),
+        Encoder(n, D, HEADS, wiring="deepnorm"): (2 * n) ** (1 / 4),
+        Decoder(m, D, HEADS, wiring=addnorm.wirings.deepnorm("decoder-only"), cross_attention=False): (2 * m)
+        ** (1 / 4),
+    }
+    for module, alpha in alphas.items():
+        constants = [connection.a for connection in module.stack.connections]
+        assert constants == pytest.approx([alpha] * len(constants), rel=1e-15)
+
+
+def test_constructor_draws_weights_by_the_wirings_rule():
+    for connection in Encoder(8, 256, 4, wiring="sandwich").stack.connections:
+        for role, weight in weight_roles(connection.sublayer):
+            expected = 0.02 / 4 if role in ("out", "down") else 0.02
+            assert weight.std().item() == pytest.approx(expected, rel=0.03), role
+
+
+def test_admin_profiles_decoder_on_encoder_output():
+    transformer = Transformer(2, 2, D, HEADS, wiring="admin", dtype=f64, dropout=0.3)
+    source, target = make_inputs(Transformer)
+    with pytest.raises(TypeError, match="give init_ the inputs of the stack"):
+        transformer.wiring.init_(transformer)
+    transformer.wiring.init_(transformer, source, target)
+    assert transformer.training
+    assert transformer.decoder.stack.connections[0].sublayer.training
+    transformer.eval().requires_grad_(False)
+    first, second, third = list(transformer.decoder.stack.connections)[:3]
+    attended = first.sublayer(target)
+    x = F.layer_norm(target + attended, (D,))
+    omega = math.sqrt(
+        second.a[0] ** 2 * x.var(correction=0) + second.sublayer(x, transformer.encoder(source)).var(correction=0)
+    )
+    torch.testing.assert_close(third.a, torch.full_like(third.a, omega))
+    assert not any(stack._forward_pre_hooks for stack in (transformer.encoder.stack, transformer.decoder.stack))
+
+
+@pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
+def test_checkpointing_keeps_numbers_with_masks_and_dropout(kind):
+    module = make_module(kind, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3)
+    other = kind(*get_sizes(kind), dtype=f64, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3, checkpoint=True)
+    other.load_state_dict(module.state_dict())
+    keep = make_padding(kind)
+    tensors = make_inputs(kind)
+    a, b = (compute_gradients(lambda *t, m=m: m(*t, **keep), m.parameters(), tensors) for m in (module, other))
+    assert_same(a, b)
+
+
+def test_norm_kind_bias_eps_and_dropout_are_passed_on():
+    encoder = Encoder(1, D, HEADS, norm="rms", eps=0.5, bias=False, residual_dtype=f64, final_norm=False)
+    assert [name for name, _ in encoder.named_parameters() if "bias" in name] == []
+    assert {m.eps for m in encoder.modules() if isinstance(m, addnorm.RMSNorm)} == {0.5}
+    assert encoder.stack.norm_final is None
+    assert encoder.stack.residual_dtype == f64
+    for connection in Encoder(1, D, HEADS, dropout=0.3).stack.connections:
+        assert (connection.dropout, connection.sublayer.dropout) == (0.3, 0.3)
+
+
+def test_signatures_of_the_three_modules_agree():
+    sizes = {"num_layers", "num_encoder_layers", "num_decoder_layers", "cross_attention", "causal"}
+    options = [
+        {name: (p.kind, p.default) for name, p in inspect.signature(kind).parameters.items() if name not in sizes}
+        for kind in (Encoder, Decoder, Transformer)
+    ]
+    assert options[0] == options[1] == options[2]
+    assert inspect.Parameter.VAR_KEYWORD not in {kind for kind, _ in options[0].values()}
+
+
+# torch.compile uses deprecated parts of setuptools and distutils, which warn.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("kind", "wiring", "backend"),
+    [
+        (Encoder, "pre_ln", "aot_eager"),
+        pytest.param(Encoder, "pre_ln", "inductor", marks=pytest.mark.slow),
+        pytest.param(Transformer, "deepnorm", "aot_eager", marks=pytest.mark.slow),
+    ],
+)
+def test_transformer_compiles_into_one_graph(kind, wiring, backend):
+    torch._dynamo.reset()
+    module, tensors = make_module(kind, wiring), make_inputs(kind)
+    keep, compiled = make_padding(kind), torch.compile(module, backend=backend, fullgraph=True)
+    expected = compute_gradients(lambda *t: module(*t, **keep), module.parameters(), tensors)
+    assert_close(compute_gradients(lambda *t: compiled(*t, **keep), module.parameters(), tensors), expected)
+    if backend != "inductor":
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*tensors), module(*tensors), rtol=1e-12, atol=1e-12)
+    torch._dynamo.reset()
