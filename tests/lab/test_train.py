@@ -80,15 +80,6 @@ def test_recorded_statistics_match_float64(wiring):
     ]
 
 
-def test_recording_does_not_change_losses():
-    silent, recorded = (train(small(every=every), TEXT) for every in (0, 5))
-    assert recorded["losses"] == silent["losses"]
-    assert (recorded["test"], recorded["validation"]) == (silent["test"], silent["validation"])
-    assert recorded["recorded"]["steps"] == [0, 5]
-    assert silent["recorded"]["steps"] == []
-    assert "after" not in silent
-
-
 def test_result_has_numbers_for_every_site():
     result = train(small("post_ln", steps=3, every=2), TEXT)
     sites = "x_0, attention 1, feed-forward 1, attention 2, feed-forward 2"

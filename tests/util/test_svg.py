@@ -1,14 +1,16 @@
-"""Tests of `addnorm._util.svg` and `addnorm.report.page`: places of the numbers, the page's colours, contrast."""
+"""Tests of `addnorm._util.svg`, `addnorm._util.charts` and `addnorm.report.page`: places, colours, contrast, looks of wirings."""
 
 import base64
 import math
 import re
 from importlib import resources
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from addnorm._util.charts import Axis, Chart, Map, Panel, Scale, Series
+import addnorm
+from addnorm._util.charts import LOOKS, NUM_LOOKS, Axis, Chart, Map, Panel, Scale, Series, choose_looks
 from addnorm._util.svg import NARROW, WIDE, chart_file, draw_chart, read_style
 from addnorm.report import Table, draw_figure
 from addnorm.stream.record import axes
@@ -197,3 +199,21 @@ def test_colours_have_enough_contrast(theme):
             assert contrast(colour[name], colour[background]) >= 4.5, (name, background)
     if theme != "dark":
         assert [colour[f"series-{k + 1}"] for k in range(7)] == [code.lower() for code in axes.COLOURS]
+
+
+# Looks of wirings
+
+
+def test_explorer_has_the_same_looks():
+    text = (Path(addnorm.__file__).parent / "explorer/static/chart/looks.js").read_text()
+    table = re.search(r"const LOOKS = \{(.*?)\};", text, re.DOTALL)[1]
+    assert {name: int(number) for name, number in re.findall(r"(\w+): (\d+)", table)} == LOOKS
+    assert f"NUM_LOOKS = {NUM_LOOKS};" in text
+    assert set(LOOKS) <= set(addnorm.wirings.CONSTRUCTORS)
+
+
+def test_looks_of_a_chart_are_distinct():
+    names = ["post_ln", "mine", "mhc", "sandwich", "post_ln", *map(str, range(6))]
+    looks = choose_looks(names)
+    assert len({*looks}) == len(names)
+    assert (looks[0], looks[2]) == (LOOKS["post_ln"], LOOKS["mhc"])

@@ -7,7 +7,7 @@ import pytest
 
 from addnorm import Learned, Row, wirings
 from addnorm.nn import Place
-from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES, deepnorm_constants
+from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES
 from addnorm.wirings.init import RULES, Draw, gpt2
 
 PRE = Row(norm_in=True)
@@ -27,13 +27,6 @@ def test_names_are_taken_as_the_field_writes_them(name):
 
 
 # DeepNorm
-
-
-def test_deepnorm_constants_of_an_encoder_decoder():
-    # N = 12, M = 6 by logarithms: (N^4 M)^(1/16) = exp((4 ln 12 + ln 6) / 16).
-    root = math.exp((4 * math.log(12) + math.log(6)) / 16)
-    assert deepnorm_constants("encoder", 12, 6) == pytest.approx((0.81 * root, 0.87 / root), rel=1e-12)
-    assert deepnorm_constants("decoder", 6, 12) == pytest.approx((18**0.25, 72**-0.25), rel=1e-12)
 
 
 # Factors
