@@ -32,6 +32,8 @@ def test_record_steps_through_text_file(folder):
     result = run("record", "minilm", "--text", "texts.txt", "--batch", 2, "--out", "run.json")
     assert (result.exit_code, result.stderr) == (0, "Written: run.json\n")
     assert_words(result.stdout, "2 steps from 0 to 1, with gradients", "mean over the tokens of ⟨v, y⟩", "3 texts with")
+    rows = re.findall(r"^ +\d  (?:attention|feed-forward) .*( +[\d.e-]+){6} *$", result.stdout, re.M)
+    assert len(rows) == 12
     recording = Recording.load(folder / "run.json")
     assert len([site for site in recording.sites if site.kind not in ("start", "final")]) == 12
     for series in (("grad", "l2"), ("params", "grad_l2")):

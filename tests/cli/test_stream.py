@@ -33,7 +33,7 @@ def test_inspect_prints_table_and_notes():
     assert (result.exit_code, result.stderr) == (0, "")
     assert_words(
         result.stdout, "GPT2Model, evaluation: pre_ln", "h.0-1.mlp", "x_L = x_0 + all writes", "input_ids (2, 16) int64",
-        "random, of seed 0",
+        "random, of seed 0", "proved on these inputs",
     )  # fmt: skip
     assert "\x1b" not in result.stdout
 
@@ -193,7 +193,9 @@ def test_decompose_shares_sum_to_one():
     assert sum(stream["shares"].values()) == pytest.approx(1, abs=1e-6)
     assert (len(stream["shares"]), stream["closure"] < 1e-5) == (14, True)
     assert document("decompose", "t5", "--float64")["streams"][1]["closure"] < 1e-10
-    assert "norm biases" in run("decompose", "bert").stdout.split("encoder.layer.2 ")[1]
+    printed = run("decompose", "bert").stdout
+    assert "norm biases" in printed.split("encoder.layer.2 ")[1]
+    assert_words(printed, "the sum of its parts, relative error")
 
 
 def test_decompose_takes_streams_without_a_wiring(folder):
