@@ -187,7 +187,6 @@ TRIAL = ("--device", "cpu", "--d", "8", "--rows", "2", "--job", "forward", "--va
     ("words", "code", "message"),
     [((), 2, "there is no CUDA device: --device cpu tries everything but the clock"),
      (("--device", "cpu", "--json", "RESULTS"), 2, "is for times of a GPU, and this run is on cpu"),
-     (("--device", "cpu", "--d", "5"), 2, "no case of the plan has d 5"),
      (TRIAL, 0, "Written: TMP/addnorm-gpu.json"), ((*TRIAL, "--json", "TRIAL", "--resume"), 0, "Written: TMP/trial.json")],
 )  # fmt: skip
 def test_script_refuses_wrong_arguments_and_measures_parts_elsewhere(

@@ -28,23 +28,20 @@ from support.dtensors import (
 from support.processes import run_python
 
 
-@case(2)
-def placements_equal_one_process():
-    for place in PLACES.values():
-        check_variants(SOME, mesh_of(), [place])
+def check_placements(variants):
+    for shape, places in ((SHAPE, PLACES.values()), (ODD, (Shard(0), Shard(1)))):
+        for place in places:
+            check_variants(variants, mesh_of(), [place], shape)
 
 
 @case(2)
-def uneven_shards_equal_one_process():
-    for place in (Shard(0), Shard(1)):
-        check_variants(SOME, mesh_of(), [place], ODD)
+def even_and_uneven_shards_equal_one_process():
+    check_placements(SOME)
 
 
 @case(2, 4, slow=True)
 def all_variants_equal_one_process():
-    for shape, places in ((SHAPE, PLACES.values()), (ODD, (Shard(0), Shard(1)))):
-        for place in places:
-            check_variants(FLOAT64, mesh_of(), [place], shape)
+    check_placements(FLOAT64)
 
 
 @case(2)

@@ -19,20 +19,26 @@ PAGES = [
 
 
 IDS = [str(path.relative_to(ROOT)) for path in PAGES]
+PRINTED = ("add_norm", "wirings")  # pages whose comments beside print() are the output
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, in forward mode
 @pytest.mark.parametrize("path", PAGES, ids=IDS)
-def test_examples_of_a_page_run(path, monkeypatch, threads):
-    """Run the examples on one thread, with short measurements and without drawings, which have tests of their own."""
+def test_examples_of_a_page_run(path, monkeypatch, threads, capsys):
+    """Run the examples on one thread, with short measurements; compare what they print with their comments."""
     threads(1)
     monkeypatch.setattr(benchmark, "SECONDS", 0.0)
     monkeypatch.setattr(benchmark, "SHARE_SECONDS", 0.0)
     namespace: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+    for block in blocks:
         if path == ROOT / "README.md":  # each of its blocks runs when it is pasted alone
             namespace = {}
         exec(compile(block, str(path), "exec"), namespace)
+    if path.stem in PRINTED:
+        comments = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(blocks), re.M)
+        assert len(comments) >= 5
+        assert {*comments} <= {*capsys.readouterr().out.splitlines()}
 
 
 def test_every_benchmark_is_in_the_list_of_benchmarks():

@@ -2,13 +2,14 @@
 
 import json
 import re
-from contextlib import redirect_stdout
-from io import StringIO
 
 import pytest
+import torch
 
+import addnorm
 from addnorm import lab
 from addnorm.lab.data import python_docs
+from addnorm.trace import PRESETS
 from support.loading import ROOT, load
 
 RESULTS = ROOT / "benchmarks/results"
@@ -70,17 +71,6 @@ def test_section_without_its_comments_is_refused(script, page, text):
 # Single pages.
 
 
-@pytest.mark.parametrize("name", ["add_norm", "wirings"])
-def test_printed_values_match_their_comments(name):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / f"docs/{name}.md").read_text(), re.DOTALL)
-    comments = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(blocks), re.M)
-    output = StringIO()
-    with redirect_stdout(output):
-        exec("\n".join(blocks), {})
-    assert len(comments) >= 5
-    assert [line for line in comments if line not in output.getvalue().splitlines()] == []
-
-
 def test_comparing_page_shows_the_default_comparison_and_its_caption_is_true():
     document = json.loads((RESULTS / "compare.json").read_text())
     assert document["comparison"]["protocol"] == lab.ILLUSTRATION.settings()
@@ -104,3 +94,28 @@ def test_targets_page_has_every_target_of_the_results():
         names = [one["name"] for part in parts for one in document.get(part, []) if one.get("target") is not None]
         assert not names or path.stem in module.TITLES
         assert [name for name in names if name not in text] == []
+
+
+PAGE = ROOT / "docs/add_norm.md"
+
+
+def test_refuted_advantage_is_called_refuted(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs/_build")
+    assert load("docs/_build/arguments.py").verdict_words("refuted", "refuted") == "refuted"
+
+
+def test_shape_rule_is_the_sentence_of_the_library():
+    sentence = re.search(r"^> (branch has .*)$", PAGE.read_text(), re.M)[1]
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        addnorm.add_layer_norm(torch.zeros(2, 4), torch.zeros(2, 5))
+
+
+def test_second_example_has_the_numbers_of_the_trace():
+    t, page = PRESETS["lesson-001"].trace(), PAGE.read_text()
+    for name, places in (("z", 2), ("centred", 2), ("squares", 4), ("normalized", 4)):
+        assert f"[{', '.join(f'{value:.{places}f}' for value in t[name].value)}]" in page, name
+    assert f"= {t['mean'].value:.2f} |" in page
+    assert f"= {t['variance'].value:.4f} |" in page
+    assert f"| {t['root'].value:.4f} |" in page
+    rounded = [f"{value / 1.04:.4f}" for value in t["centred"].value]
+    assert f"dividing by 1.04 gives [{', '.join(rounded)}]" in page
