@@ -136,17 +136,6 @@ def test_inspect_and_record_see_the_original():
     assert [site.kind for site in rec.sites].count("start") == len(rec.sites) - 2 == 1
 
 
-@pytest.mark.slow  # test_backend compiles by Inductor by default
-def test_fuse_with_inductor_keeps_random_numbers():
-    model = Model(p=0.2).train()
-    fusion = fuse(model, X, compile=True)
-    assert fusion.inductor
-    assert fusion.proof.holds
-    assert len(fusion.fused) == 2
-    assert count_calls(model, X) == 2
-    addnorm.unfuse(model)
-
-
 def test_fused_model_switches_modes():
     model = Model(p=0.5)
     fuse(model.eval(), X)
