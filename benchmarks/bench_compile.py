@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from addnorm import set_compile_mode
-from addnorm.bench import jobs, timing
+from addnorm.bench import environment, jobs, timing
 from addnorm.bench.case import Case, Document, Number, Results, Rows, Target, grid, has, ratio
-from addnorm.bench.gpu.benchmark import device
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.jobs import DTYPES, NORMS, Call, Set
 from addnorm.bench.pages import digits, headline, markdown, quotient
@@ -256,7 +255,7 @@ def verdict(document: Document) -> str:
 
 BENCHMARK = Benchmark(
     "compile", CASES, measure, title, TARGETS, fields=FIELDS, protocol={"layers": LAYERS, "dropout": jobs.DROPOUT},
-    describe=lambda cases: {"device": device(cases[0].device)},
+    describe=lambda cases: {"device": environment.device(cases[0].device)},
     sections={"docs/performance.md#compile": times_section},
 )  # fmt: skip
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import ctypes.util
 import itertools
-import json
 import os
 import resource
 import statistics
-import subprocess
-import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
-from subprocess import PIPE
-from typing import IO, Any, cast
+from functools import cache, partial
+from multiprocessing import get_context
+from typing import Any
+from unittest import mock
 
 import torch
 from stacks import JOBS, LAYERS, Plain, encoder
@@ -54,8 +54,9 @@ def environment(setting: str) -> dict[str, str]:
     return {"LD_PRELOAD": found}
 
 
-def build(case: Case) -> Any:
-    """Return a step of a case's model: an inference, or a forward, a backward and a step of AdamW."""
+@cache
+def build(case: Case) -> Callable[[], None]:
+    """Return a step of a case's model, after three calls: an inference, or a forward, a backward and a step of AdamW."""
     torch.manual_seed(0)
     torch.set_num_threads(case.threads)
     model: Any = encoder(case.d, "pre_ln")
@@ -73,49 +74,45 @@ def build(case: Case) -> Any:
             optimizer.step()
             optimizer.zero_grad()
 
+    for _ in range(3):
+        step()
     return step
 
 
-def work(values: str) -> None:
-    """Compute a step for each line of stdin, and answer with the page faults and the largest memory so far."""
-    step = build(Case(**json.loads(values)))
-    for _ in range(3):
-        step()
-    for _ in sys.stdin:
-        step()
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        print(json.dumps([usage.ru_minflt, usage.ru_maxrss]), flush=True)
+def work(case: Case) -> tuple[int, int]:
+    """Compute a step, and return the page faults and the largest memory of this process so far."""
+    build(case)()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt, usage.ru_maxrss
 
 
-class Worker(subprocess.Popen[str]):
-    """Process of one setting that computes a step of a case whenever it is called. It ends when its stdin is closed."""
+class Worker:
+    """Process of one setting that computes a step of a case whenever it is called."""
 
-    def __init__(self, case: Case, setting: str) -> None:
-        self.faults: list[int] = []  # so far, after each step
-        self.peak = 0
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-        code = f"import bench_memory; bench_memory.work({json.dumps(vars(case))!r})"
-        variables = {**os.environ, "PYTHONPATH": path, **environment(setting)}
-        super().__init__([sys.executable, "-c", code], env=variables, text=True, stdin=PIPE, stdout=PIPE)
+    def __init__(self, case: Case, setting: str, stack: ExitStack) -> None:
+        self.case = case
+        self.usages: list[tuple[int, int]] = []  # after each step
+        with mock.patch.dict(os.environ, environment(setting)):
+            self.pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+            self()  # starts the process
 
     def __call__(self) -> None:
         """Compute a step."""
-        asks, answers = cast(IO[str], self.stdin), cast(IO[str], self.stdout)
-        print(file=asks, flush=True)
-        faults, self.peak = json.loads(answers.readline())
-        self.faults.append(faults)
+        self.usages.append(self.pool.submit(work, self.case).result())
 
 
 def measure(case: Case, *, rounds: int) -> Results:
     """Return a row for each setting, with the faults of a step and the most memory that the process had."""
     with ExitStack() as stack:
-        makers = {name: lambda name=name: stack.enter_context(Worker(case, name)) for name in SETTINGS}
+        makers = {name: partial(Worker, case, name, stack) for name in SETTINGS}
         workers, _, failures = timing.attempt(case, makers, LIBRARIES)
         rows = timing.measure(case, workers, rounds, seconds=SECONDS, peer="glibc")
     for row in rows:
         worker: Any = workers[row["variant"]]
-        faults = statistics.median(b - a for a, b in itertools.pairwise(worker.faults))
-        row |= {"faults": faults, "peak_bytes": worker.peak * 1024}
+        faults, peaks = zip(*worker.usages, strict=True)
+        row |= {
+            "faults": statistics.median(b - a for a, b in itertools.pairwise(faults)), "peak_bytes": peaks[-1] * 1024,
+        }  # fmt: skip
     return {"failures": failures, "rows": rows}
 
 

@@ -61,16 +61,12 @@ class Plain(nn.Module):
 
     def connect(self, x: Tensor) -> Tensor:
         """Return the last read of hyper-connections or mHC."""
-        compute: Any = hyper if self.wiring == "hyper_connections" else gates
         streams = x.unsqueeze(-2).expand(*x.shape[:-1], 4, x.shape[-1])
         for k, sublayer, norm in zip(self.coefficients, self.sublayers, self.norms, strict=True):
-            c, a, b = compute(k, streams)
-            write = sublayer(norm((c.unsqueeze(-1) * streams).sum(-2)))
-            streams = a @ streams + b.unsqueeze(-1) * write.unsqueeze(-2)
-        if self.head is None:
-            return streams.sum(-2)
-        y: Tensor = (gates(self.head, streams)[0].unsqueeze(-1) * streams).sum(-2)
-        return y
+            collapse, mix, inject = gates(k, streams)
+            w = sublayer(norm(formula.read(streams, collapse, x.dtype)))
+            streams = formula.write(streams, w, mix, inject, x.dtype, x.dtype)
+        return streams.sum(-2) if self.head is None else formula.read(streams, gates(self.head, streams)[0], x.dtype)
 
 
 LOOPS = {
@@ -95,22 +91,13 @@ def attend(k: Any, sources: list[Tensor]) -> Tensor:
     return (torch.softmax(scores, -1).unsqueeze(-1) * values).sum(-2)
 
 
-def hyper(k: Any, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return C, A and B of hyper-connections."""
-    normed = F.layer_norm(streams, streams.shape[-1:], k.norm_weight, k.norm_bias, k.eps)
-    c = k.collapse + k.scale_mix * torch.tanh(normed @ k.project_collapse)
-    a = k.mix + k.scale_mix * torch.tanh(normed @ k.project_mix.mT).mT
-    return c, a, k.inject + k.scale_inject * torch.tanh(normed @ k.project_inject)
-
-
-def project(k: Any, streams: Tensor) -> Tensor:
-    """Return the projection of the streams' common RMS norm."""
-    flat = streams.flatten(-2)
-    return F.linear(F.rms_norm(flat, flat.shape[-1:], eps=k.norm_eps), k.project)
-
-
 def gates(k: Any, streams: Tensor) -> tuple[Tensor, Any, Any]:
-    """Return C, A and B of gates that are functions of the streams' common RMS norm; a head has C alone."""
-    return formula.gates(
-        GATE_KINDS[k.kind], project(k, streams), k.scale, k.bias, k.iterations, k.eps, k.magnitude
-    )  # fmt: skip
+    """Return C, A and B that a module of coefficients computes from the norm of the streams; a head has C alone."""
+    g = k.gates()
+    if g.kind == "hyper":
+        normed = F.layer_norm(streams, streams.shape[-1:], eps=g.project_eps)
+        logits = F.linear(normed, g.project, g.base[-len(g.project) :])
+    else:
+        flat = streams.flatten(-2)
+        logits = F.linear(F.rms_norm(flat, flat.shape[-1:], eps=g.project_eps), g.project)
+    return formula.gates(GATE_KINDS[g.kind], logits, g.scale, g.base, g.iterations, g.gate_eps, g.magnitude)

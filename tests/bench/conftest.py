@@ -4,8 +4,7 @@ import gc
 
 import pytest
 
-from addnorm.bench import exactness, operation, timing
-from addnorm.bench.gpu import benchmark
+from addnorm.bench import exactness, gpu, operation, timing
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,5 +16,5 @@ def short_timing():
         patch.setattr(exactness, "import_ms", lambda: 1.0)
         patch.setattr(exactness, "SHAPE", (64, 32))
         patch.setattr(operation, "PAUSE_SECONDS", 0.0)
-        patch.setitem(benchmark.COPY_BYTES, "cpu", 4096)
+        patch.setitem(gpu.COPY_BYTES, "cpu", 4096)
         yield

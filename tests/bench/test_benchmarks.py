@@ -1,6 +1,7 @@
 """Tests of the files of benchmarks/: each is run on tiny cases, refuses other results, and has the pages' sections."""
 
 import copy
+import importlib
 import itertools
 import shutil
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from addnorm.nn import Encoder
 from addnorm.ops import compile_mode
 from addnorm.stream.models.load import LoadedModel
 from support.lab_runs import TEXT
-from support.loading import load
+from support.loading import ROOT
 
 # torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -27,8 +28,10 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the loo
 
 @pytest.fixture(scope="module")
 def scripts():
-    """Return the benchmarks as modules."""
-    return SimpleNamespace(**{name: load(f"benchmarks/bench_{name}.py") for name in NAMES})
+    """Return the benchmarks as modules, which other processes can import too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        yield SimpleNamespace(**{name: importlib.import_module(f"bench_{name}") for name in NAMES})
 
 
 def small_bert(name, *, texts, tokens, dtype):

@@ -9,10 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from addnorm.bench import jobs, proofs
+from addnorm.bench import gpu, jobs, proofs, variants
 from addnorm.bench.case import Case
-from addnorm.bench.gpu import benchmark, plan, variants
-from addnorm.bench.gpu.plan import LARGE
 from addnorm.bench.jobs import JOBS, tensor_bytes
 from support.pairwise import product
 from support.wrong_gradient import spoil
@@ -29,13 +27,13 @@ def check_call(item, forward):
 
 
 def test_plan_begins_with_a_case_of_every_kind():
-    cases = plan.plan({})
+    cases = gpu.plan({})
     assert len(cases) == len({*cases})
-    large = {(item.norm, item.job, item.d) for item in cases[:30] if tensor_bytes(item) >= LARGE}  # a short run
-    assert large >= {*itertools.product(("layer", "rms"), ("forward_stream", "backward"), plan.TARGET_D)}
-    assert {item.job for item in cases[:60]} == {*plan.TIMED}  # ten minutes
-    chosen = benchmark.BENCHMARK.plan(selected={"d": [5], "rows": [2], "norm": ["rms"]})
-    assert chosen == [case("rms", job, rows=2, d=5, device="cuda") for job in plan.TIMED]
+    large = {(item.norm, item.job, item.d) for item in cases[:30] if tensor_bytes(item) >= gpu.LARGE}  # a short run
+    assert large >= {*itertools.product(("layer", "rms"), ("forward_stream", "backward"), gpu.TARGET_D)}
+    assert {item.job for item in cases[:60]} == {*gpu.TIMED}  # ten minutes
+    chosen = gpu.BENCHMARK.plan(selected={"d": [5], "rows": [2], "norm": ["rms"]})
+    assert chosen == [case("rms", job, rows=2, d=5, device="cuda") for job in gpu.TIMED]
 
 
 # Signatures of the real peers: liger-kernel 0.8.5, flash-attn's main branch, quack-kernels 0.6.5. The implementations here are
@@ -103,7 +101,7 @@ FITS += [("liger", "layer", "backward", "bfloat16")]
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("name", "norm", "job", "dtype"),
-    product([*MAKE], ("layer", "rms"), [*plan.TIMED], ["bfloat16", "mixed", "float16", "float32"], always=FITS),
+    product([*MAKE], ("layer", "rms"), [*gpu.TIMED], ["bfloat16", "mixed", "float16", "float32"], always=FITS),
 )
 def test_variant_computes_the_operation(name, norm, job, dtype):
     item = case(norm, job, dtype)
@@ -135,7 +133,7 @@ def test_check_refuses_nan_dtype_shape_and_rounded_stream():
     assert check_call(item, lambda x, s, w, b: F.rms_norm(x + s, (64,), w)) == ({}, message)
     assert "y is torch.bfloat16 (8, 64)" in check_call(item, lambda x, s, w, b: s[:8])[1]
     item = case(dtype="mixed")
-    right = variants.eager(item)
+    right = jobs.eager(item)
     assert "z differs by" in check_call(item, lambda x, s, w, b: right(x.to(s.dtype).float(), s, w, b))[1]
 
 
@@ -192,7 +190,7 @@ def test_timed_call_runs_the_job(monkeypatch, job, forwards):
         return right(*args)
 
     monkeypatch.setitem(variants.VARIANTS, "eager", variants.Variant("eager", lambda case: forward))
-    call = benchmark.check_variant(item, "eager", tensors, [])
+    call = gpu.check_variant(item, "eager", tensors, [])
     assert len(calls) == (2 if job == "backward" else 1)  # the check; then the graph is made
     calls.clear()
     results = [call(), call()]
@@ -206,17 +204,20 @@ def test_timed_call_runs_the_job(monkeypatch, job, forwards):
 def test_clocks_are_tritons_and_the_wall_clock(monkeypatch):
     calls = []
     monkeypatch.setattr("triton.testing.do_bench", lambda call, *_, return_mode: call() or 3.0)
-    on_device = benchmark.sample("cuda", lambda: calls.append(time.sleep(1e-4)))
-    assert on_device.device == 3e-3
-    assert 1e-4 <= on_device.call < 3e-3
-    assert len(calls) > benchmark.REPEATS
-    on_cpu = benchmark.sample("cpu", lambda: time.sleep(1e-4))
-    assert on_cpu.device == on_cpu.call >= 1e-4
-    row = benchmark.times([benchmark.Sample(device, 2 * device) for device in (1e-6, 3e-6, 2e-6)])
-    assert (row["median_us"], row["q1_us"], row["call_us"]) == pytest.approx((2.0, 1.5, 4.0))
+    on_device, wall = gpu.sample("cuda", lambda: calls.append(time.sleep(1e-4)))
+    assert on_device == 3e3
+    assert 100 <= wall < 3e3
+    assert len(calls) > gpu.REPEATS
+    on_device, wall = gpu.sample("cpu", lambda: time.sleep(1e-4))
+    assert on_device == wall >= 100
+    samples = iter([(1.0, 2.0), (3.0, 6.0), (2.0, 4.0)])
+    monkeypatch.setattr(gpu, "sample", lambda device, call: next(samples))
+    monkeypatch.setattr(gpu, "copy_rates", lambda device: {})
+    (row,) = gpu.measure(case(job="forward"), rounds=3, variants=["addnorm"])["rows"]
+    assert (row["median_us"], row["q1_us"], row["call_us"]) == (2.0, 1.5, 4.0)
 
 
 def test_copy_bandwidth_counts_reads_and_writes(monkeypatch):
-    monkeypatch.setattr(benchmark, "sample", lambda device, call: benchmark.Sample(0.01, 0.01))
-    monkeypatch.setitem(benchmark.COPY_BYTES, "cpu", 1000)
-    assert benchmark.copy_rates("cpu") == {"memcpy": 2e5, "kernel": 2e5}
+    monkeypatch.setattr(gpu, "sample", lambda device, call: (1e4, 1e4))
+    monkeypatch.setitem(gpu.COPY_BYTES, "cpu", 1000)
+    assert gpu.copy_rates("cpu") == {"memcpy": 2e5, "kernel": 2e5}

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from addnorm import Backend
-from addnorm.bench import harness, jobs, timing
-from addnorm.bench.case import Case, by_case
-from addnorm.bench.gpu import BENCHMARK, benchmark, plan, variants
-from addnorm.bench.gpu.plan import FIELDS
+from addnorm.bench import gpu, harness, jobs, timing, variants
+from addnorm.bench.case import Case
+from addnorm.bench.gpu import BENCHMARK
 from addnorm.bench.jobs import title
 from support.loading import ROOT
 from support.processes import run_python
@@ -31,7 +30,7 @@ def plant(monkeypatch, make):
     monkeypatch.setitem(variants.VARIANTS, "eager", variants.Variant("eager", make))
 
 
-PLAN = [case(norm, job, "float32") for norm in ("layer", "rms") for job in plan.TIMED]
+PLAN = [case(norm, job, "float32") for norm in ("layer", "rms") for job in gpu.TIMED]
 
 
 def run(cases=PLAN, **options):
@@ -41,7 +40,7 @@ def run(cases=PLAN, **options):
 def test_document_has_a_row_for_each_variant_and_case():
     document = run()
     assert document["device"]["type"] == "cpu"
-    rows = by_case(document["rows"], FIELDS)
+    rows = BENCHMARK.by_case(document)
     assert list(rows) == PLAN
     assert all(list(of_case) == UNCOMPILED for of_case in rows.values())
     for row in document["rows"]:
@@ -55,7 +54,7 @@ def test_document_has_a_row_for_each_variant_and_case():
     for row in document["errors"]:
         assert all(row[name] <= limit for name, limit in row["limits"].items() if name in row)
     json.dumps(document, allow_nan=False)
-    assert "which is no GPU" in benchmark.report(document)
+    assert "which is no GPU" in gpu.report(document)
 
 
 def test_wrong_variant_is_reported_and_not_timed(monkeypatch):
@@ -65,7 +64,7 @@ def test_wrong_variant_is_reported_and_not_timed(monkeypatch):
     (failure,) = document["failures"]
     assert failure["variant"] == "eager"
     assert failure["error"].startswith("WrongError: y differs by ")
-    assert f"| eager | RMSNorm: forward, y alone, 4 x 16 float32 | {failure['error']} |" in benchmark.report(document)
+    assert f"- eager failed in RMSNorm: forward, y alone, 4 x 16 float32: {failure['error']}" in gpu.report(document)
     json.dumps(document, allow_nan=False)
 
 
@@ -82,7 +81,7 @@ def test_budget_ends_a_run_as_complete(monkeypatch, durations, budget, measured)
     plant(monkeypatch, slow)
     document = run(PLAN[:2], budget=budget)
     assert (document["complete"], document["ended"]) == (True, "done" if measured == 2 else "budget")
-    assert list(by_case(document["rows"], FIELDS)) == PLAN[:measured]
+    assert list(BENCHMARK.by_case(document)) == PLAN[:measured]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the tools with which torch.compile builds
@@ -118,7 +117,7 @@ def rows_of(case, times, share=0.5):
 
 
 def judge(rows, failures=()):
-    document = benchmark.finish({"rows": rows, "failures": failures, "copies": [{"kernel": 4e12, "memcpy": 2e12}]}, {})
+    document = gpu.finish({"rows": rows, "failures": failures, "copies": [{"kernel": 4e12, "memcpy": 2e12}]}, {})
     document["device"] = {"type": "cuda", "name": "Some GPU", "multiprocessors": 132, "cuda": "13.0", "driver": "580.1"}
     return {**document, **BENCHMARK.judge(document)}
 
@@ -149,7 +148,7 @@ def test_section_has_device_targets_and_a_line_a_case():
         "cells": [vars(LARGE_CASE)] * 3, "left": [vars(WIDE)],
         **judge(rows, [SMALL.row(variant="quack", error="RuntimeError: a | b\n  c")]),
     }  # fmt: skip
-    text = benchmark.section(document)
+    text = gpu.section(document)
     assert text.startswith("Some GPU, 132 multiprocessors, CUDA 13.0, driver 580.1, triton ")
     cells = "| 91% | 10.0 | **2.50** | **0.90** | 12.0 | **2.50** | **2.00** |"
     for words in (
@@ -158,16 +157,16 @@ def test_section_has_device_targets_and_a_line_a_case():
         "| device time over Liger's: highest | <= 1 | 1.11 (missed, 0 of 3 cases reach it) |",
         "| device time over torch.compile's: highest | <= 1 | not measured |",
         "share of the copy | device, us | device / eager | device / Liger | call, us | call / eager | call / Liger |",
-        f"| 32768 x 1024 | bfloat16 | forward, y alone {cells}",
-        f"| 32768 x 1024 | bfloat16 | backward {cells}",
-        f"| 1 x 768 | bfloat16 | forward, y and the stream {cells}",
+        f"| LayerNorm | 32768 x 1024 | bfloat16 | forward, y alone {cells}",
+        f"| LayerNorm | 32768 x 1024 | bfloat16 | backward {cells}",
+        f"| LayerNorm | 1 x 768 | bfloat16 | forward, y and the stream {cells}",
         "flash-attn is not installed: pip install flash-attn.",
-        "| quack | LayerNorm: forward, y and the stream, 1 x 768 bfloat16 | RuntimeError: a \\| b c |",
+        "- quack failed in LayerNorm: forward, y and the stream, 1 x 768 bfloat16: RuntimeError: a | b c",
     ):
         assert words in text
     assert text.endswith("3 of 4 cases were measured (the time budget was used up).")
     with pytest.raises(ValueError, match=r"the document is of Some CPU, expected one of a GPU: run python benchmarks"):
-        benchmark.section(document | {"device": {"type": "cpu", "name": "Some CPU"}})
+        gpu.section(document | {"device": {"type": "cpu", "name": "Some CPU"}})
 
 
 def test_script_lists_cases_and_needs_only_torch():
@@ -177,7 +176,7 @@ def test_script_lists_cases_and_needs_only_torch():
         "import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     listed = run_python("-c", program, SCRIPT, "--list").stdout
-    assert listed.splitlines() == [title(item) for item in plan.plan({})]
+    assert listed.splitlines() == [title(item) for item in gpu.plan({})]
 
 
 TRIAL = ("--device", "cpu", "--d", "8", "--rows", "2", "--job", "forward", "--variants", *UNCOMPILED, "--rounds", "1")
@@ -206,6 +205,6 @@ def test_script_refuses_wrong_arguments_and_measures_parts_elsewhere(
 
 def test_script_refuses_to_time_the_formulas_as_addnorm(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(benchmark, "backends", lambda: [Backend("triton", False, "Triton 3.0 is too old")])
+    monkeypatch.setattr(gpu, "backends", lambda: [Backend("triton", False, "Triton 3.0 is too old")])
     with pytest.raises(ValueError, match=r"addnorm has no kernels: Triton 3\.0 is too old"):
-        benchmark.describe([case("rms", "forward").but(device="cuda")])
+        gpu.describe([case("rms", "forward").but(device="cuda")])

@@ -3,9 +3,10 @@
 - `case`, `harness`: the parts that all benchmarks share, also those in `benchmarks/`: cases and targets as data, the run, the
   document, the command line; `pages`: numbers beside their targets, and as tables
 - `timing`: the stopwatch; `environment`: the machine, the versions, the commit
-- `jobs`: the operation's jobs in eager PyTorch and in addnorm; `onnx_peer`: the same in onnxruntime; `proofs`: errors against
-  float64; `exactness`: errors, saved bytes, and other facts that do not depend on the machine
-- `operation`: the benchmark on a CPU, and its document in a terminal
+- `jobs`: the operation's jobs in eager PyTorch and in addnorm; `onnx_peer`: the same in onnxruntime, `variants`: in kernel
+  libraries for GPUs; `proofs`: errors against float64; `exactness`: errors, saved bytes, and other facts that do not depend on
+  the machine
+- `operation`: the benchmark on a CPU, and its document in a terminal; `gpu`: the benchmark on a GPU
 
 `run` returns a document, the results as JSON types; `write` saves the document, and `show` prints it.
 """

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import collect_env
 
 import addnorm
 from addnorm.ops import backends, cpu
@@ -43,6 +44,17 @@ def describe() -> dict[str, Any]:
         },
         **commit(),
     }
+
+
+def device(kind: str) -> dict[str, Any]:
+    """Return name, multiprocessors and driver of a GPU, or the name of a CPU."""
+    if kind != "cuda":
+        return {"type": kind, "name": cpu_model()}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "type": "cuda", "name": properties.name, "multiprocessors": properties.multi_processor_count,
+        "driver": collect_env.get_nvidia_driver_version(collect_env.run), "cuda": torch.version.cuda,
+    }  # fmt: skip
 
 
 def load() -> float:

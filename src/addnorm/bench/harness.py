@@ -8,6 +8,7 @@ cases and returns the document, `write` saves it, and `find_earlier` reads an un
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import time
@@ -38,7 +39,7 @@ class Benchmark:
         cases: all cases, the most important first; or a function of a selection (values by field) and of the number of threads,
             which selects them itself.
         measure: function of a case, of `rounds`, and of the options by name. It returns the case's rows by part. With a budget it
-            also receives `deadline`, a value of `time.monotonic` or None.
+            also receives `deadline`, a value of `time.monotonic`, or infinity.
         title: function of a case that returns its text.
         targets: the targets of the rows, or a function of the document that returns the targets.
         parts: names of the lists of rows, "rows" the last.
@@ -98,6 +99,12 @@ class Benchmark:
         """Return the result rows of a document by case, then by variant."""
         return by_case(document.get("rows", []), self.fields)
 
+    def failures(self, document: Document) -> Iterator[str]:
+        """Yield a sentence for each variant that failed."""
+        for row in document.get("failures", []):
+            where = self.title(Case.of(row, self.fields))
+            yield f"{row['variant']} failed in {where}: {' '.join(row['error'].split())}"
+
     def judge(self, document: Document) -> Document:
         """Return `summary`, the numbers of a document beside their targets, and the keys of `verdicts`."""
         targets = self.targets(document) if callable(self.targets) else self.targets
@@ -153,9 +160,9 @@ def run(
         return {**head, **judged, **{name: value for name, value in parts.items() if name not in judged}}
 
     def measure() -> None:
-        deadline, total = None, len(left)
+        deadline, total = math.inf, len(left)
         for i, case in enumerate([*left]):
-            if deadline is not None and time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 raise Stop("budget")
             progress(f"{i + 1:3}/{total}  {time.monotonic() - start:5.0f} s  {benchmark.title(case)}")
             torch.set_num_threads(getattr(case, "threads", threads) or before)
@@ -164,7 +171,7 @@ def run(
                 results[part] += rows
             done.append(case)
             left.remove(case)
-            deadline = None if budget is None else start + budget  # the first case is always measured
+            deadline = start + (budget or math.inf)  # the first case is always measured
             if path is not None and left:
                 write(document(None), path)
 
@@ -292,7 +299,7 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None, folder: Path 
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         return 2
     document = run(
-        benchmark, cases, budget=given.budget or None, earlier=earlier, path=path, here=here,
+        benchmark, cases, budget=given.budget, earlier=earlier, path=path, here=here,
         progress=lambda line: print(line, file=sys.stderr, flush=True), **options,
     )  # fmt: skip
     print("\n".join(report(benchmark, document)))
@@ -366,8 +373,7 @@ def report(benchmark: Benchmark, document: Document) -> Iterator[str]:
         for case, rows in benchmark.by_case(document).items():
             times = "   ".join(f"{name} {format_seconds(row['median_us'] / 1e6)}" for name, row in rows.items())
             yield f"{benchmark.title(case)}:   {times}"
-        for row in document.get("failures", []):
-            yield f"{row['variant']} failed in {benchmark.title(Case.of(row, benchmark.fields))}: {row['error']}"
+        yield from benchmark.failures(document)
         for row in document["summary"]:
             yield f"{judged(row)}  {row['name']}"
     yield from filter(None, [benchmark.idle and busy(document), unfinished(document)])

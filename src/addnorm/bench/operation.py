@@ -324,9 +324,8 @@ def blocks(document: Document) -> Iterator[Block]:
         if lines:
             yield Paragraph((name, "strong"), space=True)
             yield table(lines)
-    for failure in document["failures"]:
-        size = f"{failure['rows']} x {failure['d']} {failure['dtype']}, {failure['job']}"
-        yield Paragraph((failure["variant"], "warning"), f" failed at {size}: {failure['error']}")
+    for failure in BENCHMARK.failures(document):
+        yield Paragraph(failure, style="warning")
     if not document["complete"]:
         yield Paragraph(("Interrupted:", "warning"), f" {unfinished(document)}")
 

@@ -1,6 +1,7 @@
-"""The GPU benchmark: measurement of one case (make, check, warm up and time every variant), the clocks, the device, the document.
+"""The benchmark of the operation on a GPU, which benchmarks/bench_gpu.py runs: cases, one case, the clocks, the device, the document.
 
-A variant that fails is reported, and the others are measured.
+A variant that fails is reported, and the others are measured. Everything except the clock works on a CPU too: the document then
+names the CPU, and no target applies to it. benchmarks/README.md has the protocol.
 
 Device time is that of `triton.testing.do_bench`: each call lies between two events, after a write that clears the cache. The
 device needs longer for that write than the host for most launches, so the host enqueues the call meanwhile. Call time is the
@@ -9,13 +10,11 @@ wall clock of many calls with one synchronization at the end, by `torch.utils.be
 
 from __future__ import annotations
 
+import itertools
 import math
-import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch.utils.benchmark import Timer
@@ -23,28 +22,85 @@ from torch.utils.benchmark import Timer
 from addnorm import backends
 from addnorm._util.timing import interleave
 from addnorm._util.torch_internals import keep_donated_buffers
-from addnorm.bench import environment, jobs, pages, proofs, timing
-from addnorm.bench.case import Case, Document, Results, Row, Rows, Target, by_case, ratio, value
-from addnorm.bench.gpu import plan, variants
-from addnorm.bench.gpu.plan import FIELDS, LARGE, MEDIUM, TARGET_D
-from addnorm.bench.gpu.variants import VARIANTS
+from addnorm.bench import environment, jobs, pages, proofs, timing, variants
+from addnorm.bench.case import Case, Document, Results, Row, Rows, Selection, Target, grid, ratio, select, value
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.jobs import DTYPES, JOBS, NORMS, moved_bytes, tensor_bytes, title
+from addnorm.bench.jobs import JOBS, NORMS, moved_bytes, tensor_bytes, title
 from addnorm.bench.pages import digits, markdown, target_lines, unfinished
+from addnorm.bench.variants import VARIANTS
 
 BUDGET = 540.0  # seconds of a run, compilation included
-PARTS = ("copies", "errors", "failures", "rows")
 TimedCall = Callable[[], object]
 ROUNDS = 11
 REPEATS = 20  # calls in one sample of the call time
 WARM_UP_MS, SAMPLE_MS = 1, 10  # of one sample of the device time
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**22}  # size of the copied tensor
 COPY_ROUNDS = 5
-DRIVER = Path("/proc/driver/nvidia/version")
+
+# ---------------------------------------------------------------------------------------- cases, the most important first
+
+MB = 1e6
+LARGE, MEDIUM = 64 * MB, 16 * MB  # bytes of the branch from which the targets hold
+TARGET_D = (1024, 2048, 4096, 8192, 16384)
+TIMED = ("forward", "forward_stream", "backward", "forward_backward", "dropout")
+
+
+def tier(
+    dtypes: Iterable[str], jobs: Iterable[str], ds: Iterable[int], *sizes: float, rows: Iterable[int] = ()
+) -> list[Case]:
+    """Return cases with one purpose: every norm, dtype, d and job, with each size in bytes and each number of rows."""
+    return [
+        case for dtype, d in itertools.product(dtypes, ds)
+        for case in grid(
+            dtype=[dtype], d=[d], rows=[*(rows_for(size, d, dtype) for size in sizes), *rows], norm=NORMS, job=jobs
+        )
+    ]  # fmt: skip
+
+
+def rows_for(size: float, d: int, dtype: str) -> int:
+    """Return the smallest power of two as the number of rows with which the branch has at least `size` bytes."""
+    return 1 << math.ceil(math.log2(size / tensor_bytes(Case(rows=1, d=d, dtype=dtype))))
+
+
+# First a case of every kind, at d = 4096, then the other sizes: the cases that the budget leaves are more of the same kinds.
+# A case of an earlier tier is not repeated.
+APART, TOGETHER, FEW = ("forward_stream", "backward"), ("forward_stream", "forward_backward"), (1, 128)
+CASES = dict.fromkeys([
+    *tier(["bfloat16"], (*APART, "forward"), [4096], LARGE),
+    *tier(["bfloat16"], APART, TARGET_D, LARGE),
+    *tier(["bfloat16"], TOGETHER, [4096, 768], rows=FEW),
+    *tier(["bfloat16", "mixed"], ("dropout", "forward_backward"), [4096], LARGE),
+    *tier(["float16", "float32"], APART, [4096], LARGE),
+    *tier(["mixed"], APART, TARGET_D, LARGE),
+    *tier(["bfloat16"], (*APART, "forward"), [4096], MEDIUM),
+    *tier(["bfloat16"], ["forward"], TARGET_D, LARGE),
+    *tier(["bfloat16"], APART, [768, 32768, 65536], LARGE),
+    *tier(["bfloat16"], TOGETHER, [768, 4096], rows=[1024]),
+])  # fmt: skip
+
+
+def plan(selected: Selection, threads: int = 0) -> list[Case]:
+    """Return the cases, the most important first, or the `selected` ones.
+
+    If both d and rows are selected, the result is every combination of the selected values instead, by default with bfloat16 and
+    all jobs, so that any size can be measured. The number of threads has no effect.
+
+    Raises:
+        ValueError: the plan has no such case.
+    """
+    if {"d", "rows"} <= selected.keys():
+        return grid(**{"dtype": ("bfloat16",), "d": (), "rows": (), "norm": NORMS, "job": TIMED, **selected})
+    try:
+        return select(CASES, selected)
+    except ValueError as error:
+        raise ValueError(f"{error}: give both d and rows to measure other sizes") from None
+
+
+# -------------------------------------------------------------------------------------------------------------- one case
 
 
 def measure(
-    case: Case, *, rounds: int, variants: Sequence[str] | None = None, deadline: float | None = None
+    case: Case, *, rounds: int, variants: Sequence[str] | None = None, deadline: float = math.inf
 ) -> Results:
     """Return the results of a case: times of the correct variants, errors of all variants, failures, bandwidth of a copy.
 
@@ -52,12 +108,12 @@ def measure(
         case: the case to time.
         rounds: number of samples for each variant.
         variants: names of the variants to time; None: all.
-        deadline: value of `time.monotonic` after which no variant begins; None: no deadline.
+        deadline: value of `time.monotonic` after which no variant begins.
 
     Raises:
         Stop: the deadline has passed.
     """
-    results = _measure_variants(case, rounds, variants, math.inf if deadline is None else deadline)
+    results = _measure_variants(case, rounds, variants, deadline)
     timing.free()
     return {**results, "copies": [copy_rates(case.device)]}  # it raises if a failure has made the device unusable
 
@@ -78,10 +134,11 @@ def _measure_variants(case: Case, rounds: int, requested: Sequence[str] | None, 
             {name: partial(sample, case.device, call) for name, call in calls.items()}, rounds,
             failed=lambda name, error: failures.append(timing.failure(case, name, error)),
         )  # fmt: skip
-    rows = [
-        case.row(variant=name, **times(some), bytes=moved_bytes(case), ready_s=ready[name])
-        for name, some in samples.items()
-    ]
+    rows = []
+    for name, some in samples.items():
+        on_device, call_us = zip(*some, strict=True)
+        times = {**timing.spread(on_device), "call_us": statistics.median(call_us)}
+        rows.append(case.row(variant=name, **times, bytes=moved_bytes(case), ready_s=ready[name]))
     return {"errors": errors, "failures": failures, "rows": rows}
 
 
@@ -103,31 +160,15 @@ class WrongError(ValueError):
     """Error for a variant whose results are wrong."""
 
 
-# ----------------------------------------------------------------------------------------------------------- the clocks
-
-
-class Sample(NamedTuple):
-    """Seconds of a call: on the device, and by the wall clock."""
-
-    device: float
-    call: float
-
-
-def sample(device: str, call: TimedCall) -> Sample:
-    """Time a call. A CPU computes while the call runs, so on a CPU both times are the wall clock's."""
+def sample(device: str, call: TimedCall) -> tuple[float, float]:
+    """Return the microseconds of a call on the device and by the wall clock. On a CPU both are the wall clock's."""
     threads = torch.get_num_threads()
-    wall = float(Timer("call()", globals={"call": call}, num_threads=threads).timeit(REPEATS).mean)
+    wall = 1e6 * float(Timer("call()", globals={"call": call}, num_threads=threads).timeit(REPEATS).mean)
     if device != "cuda":
-        return Sample(wall, wall)
+        return wall, wall
     from triton.testing import do_bench
 
-    return Sample(do_bench(call, WARM_UP_MS, SAMPLE_MS, return_mode="median") / 1e3, wall)
-
-
-def times(samples: list[Sample]) -> Row:
-    """Return the median and the quartiles of the device time, and the median of the call time, in microseconds."""
-    device, call = ([1e6 * seconds for seconds in part] for part in zip(*samples, strict=True))
-    return {**timing.spread(device), "call_us": statistics.median(call)}
+    return 1e3 * do_bench(call, WARM_UP_MS, SAMPLE_MS, return_mode="median"), wall
 
 
 @cache
@@ -144,28 +185,14 @@ def _copies(device: str) -> dict[str, TimedCall]:
 
 def copy_rates(device: str) -> Row:
     """Return the bytes a second that a large copy reads and writes, by method: the median of a few rounds."""
-    seconds = {
-        name: statistics.median(sample(device, call).device for _ in range(COPY_ROUNDS))
+    median_us = {
+        name: statistics.median(sample(device, call)[0] for _ in range(COPY_ROUNDS))
         for name, call in _copies(device).items()
     }
-    return {name: 2 * COPY_BYTES[device] / each for name, each in seconds.items()}
+    return {name: 2e6 * COPY_BYTES[device] / each for name, each in median_us.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- the device
-
-
-def device(kind: str) -> Document:
-    """Return name, multiprocessors, memory and driver of a GPU, or the name of a CPU."""
-    if kind != "cuda":
-        return {"type": kind, "name": environment.cpu_model()}
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    text = DRIVER.read_text(errors="replace") if DRIVER.exists() else ""
-    driver = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", text)
-    return {
-        "type": "cuda", "name": properties.name, "capability": f"{properties.major}.{properties.minor}",
-        "multiprocessors": properties.multi_processor_count, "memory_bytes": properties.total_memory,
-        "driver": driver[1] if driver else None, "cuda": torch.version.cuda,
-    }  # fmt: skip
 
 
 def describe(cases: Sequence[Case]) -> Document:
@@ -183,8 +210,8 @@ def describe(cases: Sequence[Case]) -> Document:
             raise ValueError(f"addnorm has no kernels: {triton.detail}")
     more = {"triton": environment.version_of("triton", "pytorch-triton"), "cuda": torch.version.cuda}
     return {
-        "versions": environment.describe()["versions"] | more, "peers": variants.versions(), "device": device(kind),
-        "missing": variants.missing(kind),
+        "versions": environment.describe()["versions"] | more, "peers": variants.versions(),
+        "device": environment.device(kind), "missing": variants.missing(kind),
         "limits": {name: [*one.limits] for name, one in VARIANTS.items() if one.limits},
     }  # fmt: skip
 
@@ -246,18 +273,15 @@ def section(document: Document) -> str:
 
 
 def report(document: Document) -> str:
-    """Return the device, the targets, a table for each norm, missing variants, failures."""
-    cases = by_case(document["rows"], FIELDS)
-    tables = {name: markdown(_times(cases, norm)) for norm, name in NORMS.items()}
-    norms = [f"{name}:\n\n{table}" for name, table in tables.items() if table]
-    summary = markdown(target_lines(document["summary"]))
-    failures = markdown(
-        {"variant": row["variant"], "case": title(Case.of(row, FIELDS)), "error": " ".join(row["error"].split())}
-        for row in document["failures"]
-    )
-    notes = [" ".join(f"{sentence}." for sentence in document["missing"].values())]
-    notes += [f"Failed, and left out of the times:\n\n{failures}" if failures else "", unfinished(document)]
-    return "\n\n".join(filter(None, [headline(document), summary, *norms, *notes]))
+    """Return the device, the targets, the table of the times, missing variants, failures."""
+    cases = BENCHMARK.by_case(document)
+    times = markdown(_line(case, rows) for case, rows in cases.items() if "addnorm" in rows)
+    missing = [f"{reason}." for reason in document["missing"].values()]
+    failed = [f"- {failure}" for failure in BENCHMARK.failures(document)]
+    return "\n\n".join(filter(None, [
+        headline(document), markdown(target_lines(document["summary"])), times, " ".join(missing), "\n".join(failed),
+        unfinished(document),
+    ]))  # fmt: skip
 
 
 def headline(document: Document) -> str:
@@ -271,28 +295,23 @@ def headline(document: Document) -> str:
     return f"{where}; copies at {digits(document['copy'] / 1e9)} GB/s; {pages.headline(document)}."
 
 
-def _times(cases: Mapping[Case, Rows], norm: str) -> Iterator[dict[str, str]]:
-    """Yield a table line per case: addnorm's times, its share of the copy's bandwidth, and the ratios to the peers' times."""
-    jobs, dtypes = [*JOBS], [*DTYPES]
-    chosen = [case for case, rows in cases.items() if case.norm == norm and "addnorm" in rows]
-    measured = [peer for peer in NAMES if any(peer in cases[case] for case in chosen)]
-    for case in sorted(chosen, key=lambda case: (jobs.index(case.job), dtypes.index(case.dtype), case.d, case.rows)):
-        ours = cases[case]["addnorm"]
-        line = {
-            "rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype, "job": JOBS[case.job].title,
-            "share of the copy": f"{ours['share_of_copy']:.0%}",
-        }  # fmt: skip
-        for part, key in (("device", "median_us"), ("call", "call_us")):
-            line[f"{part}, us"] = digits(ours[key])
-            for peer in measured:
-                number = ratio("addnorm", peer, key)(cases[case])
-                line[f"{part} / {NAMES[peer]}"] = f"**{number:.2f}**" if number else ""
-        yield line
+def _line(case: Case, rows: Rows) -> dict[str, str]:
+    """Return the table line of a case: addnorm's times, its share of the copy's bandwidth, the ratios to the peers' times."""
+    ours = rows["addnorm"]
+    line = {
+        "norm": NORMS[case.norm], "rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype, "job": JOBS[case.job].title,
+        "share of the copy": f"{ours['share_of_copy']:.0%}",
+    }  # fmt: skip
+    for part, key in (("device", "median_us"), ("call", "call_us")):
+        line[f"{part}, us"] = digits(ours[key])
+        line |= {f"{part} / {NAMES[peer]}": f"**{rows[peer][key] / ours[key]:.2f}**" for peer in NAMES if peer in rows}
+    return line
 
 
 BENCHMARK = Benchmark(
-    "gpu", plan.plan, measure, title, targets, PARTS,
+    "gpu", plan, measure, title, targets, ("copies", "errors", "failures", "rows"),
     {"repeats": REPEATS, "warm_up_ms": WARM_UP_MS, "sample_ms": SAMPLE_MS},
     {"variants": tuple(VARIANTS)}, describe, finish, {"docs/performance.md#gpu": section},
-    fields=FIELDS, threads=0, rounds=ROUNDS, budget=BUDGET, idle=False, device="cuda", report=report,
+    fields=("norm", "job", "rows", "d", "dtype", "device"), threads=0, rounds=ROUNDS, budget=BUDGET, idle=False,
+    device="cuda", report=report,
 )  # fmt: skip
