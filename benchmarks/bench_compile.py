@@ -18,7 +18,7 @@ from torch import Tensor
 
 from addnorm import set_compile_mode
 from addnorm.bench import environment, jobs, timing
-from addnorm.bench.case import Case, Document, Number, Results, Rows, Target, grid, has, ratio
+from addnorm.bench.case import Case, Document, Number, Results, Rows, Target, grid, ratio
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.jobs import DTYPES, NORMS, Call, Set
 from addnorm.bench.pages import digits, headline, markdown, quotient
@@ -31,7 +31,6 @@ FIELDS = ("norm", "job", "rows", "d", "dtype", "device", "threads")
 VARIANTS = ("op", "formula", "torch", "eager")
 LAYERS = 2  # of the stack
 COMPILED = VARIANTS[:-1]
-MODES: dict[str, Mode] = {"op": "op", "formula": "formula"}
 BOTH, LAYER, RMS = ("float32", "bfloat16"), ("layer",), ("rms",)
 SHAPES = ((1, 768), (512, 768), (4096, 1024))
 MIDDLE = SHAPES[1:2]
@@ -152,8 +151,10 @@ def forward(case: Case, name: str) -> Call:
 
     function = torch.compile(plain, fullgraph=True) if name in COMPILED else plain
 
+    mode: Any = name if name in compile_mode.MODES else None
+
     def call(*tensors: Tensor) -> Outputs:
-        set_compile_mode(MODES.get(name))
+        set_compile_mode(mode)
         return function(*tensors)
 
     return call
@@ -178,8 +179,7 @@ def measure(case: Case, *, rounds: int) -> Results:
     config: Any = torch.compiler.config
     try:
         with config.patch(force_disable_caches=True):  # they may have graphs of an earlier state of this library
-            calls, _, failures = timing.attempt(case, makers, COMPILED)
-            return {"failures": failures, "rows": timing.measure(case, calls, rounds)}
+            return timing.compare(case, makers, rounds, COMPILED)
     finally:
         set_compile_mode(None)
 
@@ -210,10 +210,6 @@ TARGETS = [
            why="the same formula, and noise has no mean"),
     Target("operator: lowest (x torch.compile)", ">=", None, speed("op")),
     Target("operator: mean (x torch.compile)", ">=", None, speed("op"), geometric_mean),
-    *(
-        Target(f"{form}, {job}: times as fast as torch alone", ">=", None, speed(form), geometric_mean, has(job=job))
-        for job in JOBS for form in compile_mode.MODES
-    ),
 ]  # fmt: skip
 
 

@@ -9,13 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from addnorm._util.numbers import format_number
 from addnorm.bench.case import Document, Rows, by_case, has
-from addnorm.bench.exactness import COLUMNS as ERRORS
 from addnorm.bench.harness import main
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
 from addnorm.bench.operation import BENCHMARK as OPERATION
-from addnorm.bench.operation import PLAIN, TIMED, text
+from addnorm.bench.operation import PLAIN, TIMED, error_lines
 from addnorm.bench.pages import digits, headline, markdown, merge, quotient
 
 TRAINING = ("forward_backward", "dropout", "everything")
@@ -119,14 +117,7 @@ def saved_section(document: Document) -> str:
 
 def accuracy_section(document: Document) -> str:
     """Return the table of errors with every option on."""
-    names = {"addnorm": "addnorm", "eager": "PyTorch"}
-    return markdown(
-        {
-            "norm": NORMS[row["norm"]], "dtype": row["dtype"], "": names[row["variant"]],
-            **{name: format_number(row.get(name), 2) for name in ERRORS},
-        }
-        for row in document["accuracy"]
-    )  # fmt: skip
+    return markdown(error_lines(document))
 
 
 SECTIONS: dict[str, Callable[[Document], str]] = {
@@ -138,7 +129,7 @@ SECTIONS: dict[str, Callable[[Document], str]] = {
     "docs/performance.md#one-thread": one_thread_section,
     "docs/numerics.md#accuracy": accuracy_section,
 }  # fmt: skip
-BENCHMARK = replace(OPERATION, sections=SECTIONS, report=text)
+BENCHMARK = replace(OPERATION, sections=SECTIONS)
 
 if __name__ == "__main__":
     raise SystemExit(main(BENCHMARK))

@@ -70,8 +70,7 @@ def measure(case: Case, *, rounds: int) -> Results:
     """Return a row for the operation, the add and the loop; with gradients for the operation and eager PyTorch."""
     if case.job == TRAINING:
         makers = variants(case)
-        calls = {name: makers[name]() for name in ("eager", "addnorm")}
-        return {"rows": timing.measure(case, calls, rounds, peer="eager")}
+        return timing.compare(case, {name: makers[name] for name in ("eager", "addnorm")}, rounds, peer="eager")
     args: Any = inputs(case.but(job="forward_stream")).args
     stream = case.job == "stream"
     y, z = (torch.empty_like(args[1]) for _ in range(2))

@@ -74,14 +74,11 @@ def measure(case: Case, *, rounds: int) -> Results:
         outputs = {name: module(x) for name, module in modules.items()}
     for output in outputs.values():
         torch.testing.assert_close(output, outputs["addnorm"], rtol=1e-4, atol=1e-4)
-    grad, training = torch.autograd.grad, case.job == "training"
-
-    def step(module: nn.Module) -> object:
-        with torch.set_grad_enabled(training):
-            y = module(x)
-        return grad(y, [x, *module.parameters()], dy) if training else y
-
-    calls = {name: partial(step, module) for name, module in modules.items()}
+    training = case.job == "training"
+    calls = {
+        name: timing.step(module, [x], dy, [x, *module.parameters()] if training else [])
+        for name, module in modules.items()
+    }
     rows = timing.measure(case, calls, rounds, seconds=SECONDS, peer="addnorm")
     for row in rows:
         module = modules[row["variant"]]

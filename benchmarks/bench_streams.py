@@ -98,14 +98,8 @@ def measure(case: Case, *, rounds: int, compile: bool = True) -> Results:  # the
     def call(module: Any) -> Callable[[], Any]:
         mixes = [t.mT if module is fused else t for t in (comb, cotangents[3])]  # transformers' A is transposed
         inputs = [t.detach().contiguous().requires_grad_(training) for t in (streams, output, post, mixes[0])]
-        wanted = [*inputs, *module.parameters()]
-
-        def once() -> Any:
-            with torch.set_grad_enabled(training):
-                outputs = module(*inputs)
-            return torch.autograd.grad(outputs, wanted, [*cotangents[:3], mixes[1]]) if training else outputs
-
-        return once
+        wanted = [*inputs, *module.parameters()] if training else []
+        return timing.step(module, inputs, [*cotangents[:3], mixes[1]], wanted)
 
     makers = {"addnorm": partial(call, fused), "transformers": partial(call, plain)}
     found, expected = (make()()[0] for make in makers.values())  # the read, or the gradient of X
@@ -119,12 +113,11 @@ def measure(case: Case, *, rounds: int, compile: bool = True) -> Results:  # the
         makers["compile"] = partial(call, torch.compile(plain, dynamic=False))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        calls, _, failures = timing.attempt(case, makers, ("compile",))
-        rows = timing.measure(case, calls, rounds)
+        results = timing.compare(case, makers, rounds, ("compile",))
     n = COPY_BYTES // 4  # far larger than the caches
     (copied,) = timing.measure(case, {"copy": partial(torch.empty(n).copy_, torch.ones(n))}, rounds=7, seconds=0.5)
     rate = 2 * COPY_BYTES / copied["median_us"] / 1e3  # bytes read and written
-    return {"failures": failures, "rows": rows, "copies": [case.row(gigabytes_per_second=rate)]}
+    return {**results, "copies": [case.row(gigabytes_per_second=rate)]}
 
 
 def least_us(case: Case, gigabytes_per_second: float) -> float:

@@ -58,8 +58,8 @@ def device(kind: str) -> dict[str, Any]:
 
 
 def load() -> float:
-    """Return the load average of the last minute, or 0 if the system has none."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    """Return the load average of the last minute."""
+    return os.getloadavg()[0]
 
 
 class LoadMeter:

@@ -27,8 +27,8 @@ def table(lines: Iterable[Line]) -> Table:
     columns = []
     for name, cells in zip(names, zip(*rows, strict=True), strict=True):
         texts = [text for cell in cells if (text := cell if isinstance(cell, str) else cell[0]) not in ("", "-")]
-        numbers = [*filter(NUMBER.match, texts)]
-        columns.append(Column(name, "right" if 2 * len(numbers) > len(texts) else "left"))
+        is_numeric = 2 * len([*filter(NUMBER.match, texts)]) > len(texts)
+        columns.append(Column(name, "right" if is_numeric else "left", fold=not is_numeric))
     return Table(columns, rows)
 
 

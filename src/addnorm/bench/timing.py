@@ -17,18 +17,19 @@ import math
 import resource
 import statistics
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from timeit import timeit
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from addnorm._util.timing import interleave, quartiles
-from addnorm.bench.case import Case, Row, Stop
+from addnorm.bench.case import Case, Results, Row, Stop
 
 State = Literal["kept", "fresh", "default"]
-Call = Callable[[], Any]
+Call = Callable[..., Any]
 
 ROUNDS = 21
 FEWEST_ROUNDS = 5  # at least, also where a round takes long
@@ -60,7 +61,7 @@ def settle_allocator(state: State = "kept") -> bool:
     if not hasattr(libc, "mallopt"):
         return False
     results = [libc.mallopt(option, value) for option, value in MALLOC[state].items()]
-    if state == "fresh" and hasattr(libc, "malloc_trim"):
+    if state == "fresh":
         libc.malloc_trim(0)
     return all(results)
 
@@ -104,6 +105,34 @@ def attempt(
             free()  # here the error no longer keeps its tensors alive
         ready[name] = time.monotonic() - begun
     return calls, ready, failures
+
+
+def compare(
+    case: Case, makers: Mapping[str, Callable[[], Call]], rounds: int, may_fail: Container[str] = (), **options: Any
+) -> Results:
+    """Make every variant and measure all in turns: the `rows`, and the `failures` of those that may fail.
+
+    Args:
+        case: the case.
+        makers: functions that make the variants.
+        rounds: number of timed loops at most.
+        may_fail: variants that are left out if they raise.
+        options: those of `measure`.
+    """
+    calls, _, failures = attempt(case, makers, may_fail)
+    return {"failures": failures, "rows": measure(case, calls, rounds, **options)}
+
+
+def step(module: Call, inputs: Sequence[Tensor], cotangents: Any, wanted: Iterable[Tensor] = ()) -> Call:
+    """Return a function that computes the gradients of the `wanted` tensors, or the outputs without gradients if none is."""
+    leaves = [*wanted]
+
+    def compute() -> Any:
+        with torch.set_grad_enabled(bool(leaves)):
+            outputs = module(*inputs)
+        return torch.autograd.grad(outputs, leaves, cotangents) if leaves else outputs
+
+    return compute
 
 
 def wait() -> None:
