@@ -142,7 +142,6 @@ TARGETS = (
         None,
         why="a recorded step takes up to three times as long as another",
     ),
-    Target("{}: the first recorded step, seconds more", "<=", None, first_step, None),
 )
 
 

@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from addnorm.bench.case import Case
 from addnorm.stream.models.load import LoadedModel, load
 
-MINILM = "minilm"
-DECODERS = {"llama": "Llama-like", "qwen3": "Qwen-like", "gemma3_text": "Gemma-like"}
-STREAMS = {"hy_v4": "HY-V4-like, 4 streams"}
+MINILM, STREAMS = "minilm", "hy_v4"
+DECODERS = ("llama", "qwen3", "gemma3_text")
+NAMES = {
+    MINILM: "MiniLM", "llama": "Llama-like", "qwen3": "Qwen-like", "gemma3_text": "Gemma-like",
+    STREAMS: "HY-V4-like, 4 streams",
+}  # fmt: skip
 TEXT = "pydoc_data.topics"
 PAST = 256  # tokens in the cache of a step that decodes one
 SIZES = {
@@ -57,7 +60,7 @@ def _make_decoder(case: Case) -> tuple[nn.Module, dict[str, Any]]:
     from transformers import AutoConfig, AutoModel
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(case.model, **SIZES | (LATENT if case.model in STREAMS else {}))
+    config = AutoConfig.for_model(case.model, **SIZES | (LATENT if case.model == STREAMS else {}))
     model = AutoModel.from_config(config).to(getattr(torch, case.dtype)).eval()  # type: ignore[no-untyped-call]  # transformers does not type it
     tokens = torch.randint(SIZES["vocab_size"], (case.batch, PAST + case.tokens))
     if case.job != "decode":

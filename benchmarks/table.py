@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,17 +25,16 @@ def main(words: Sequence[str]) -> int:
     """Replace or check the sections. A section without results stays as it is."""
     if [*words] not in ([], ["--check"]):
         raise SystemExit(f"table.py was called with {' '.join(words)}, expected nothing or --check.")
-    pages: dict[str, dict[str, Callable[[], str]]] = {}
     sys.path.append(str(Path(__file__).parent))
+    stale = False
     for script in sorted(Path(__file__).parent.glob("bench_*.py")):
         benchmark: Benchmark = importlib.import_module(script.stem).BENCHMARK
         path = page.RESULTS / f"{benchmark.name}.json"
-        if path.exists():
-            for place, make in benchmark.sections.items():
-                name, section = place.split("#")
-                pages.setdefault(name, {})[f"bench:{section}"] = partial(make, read(path))
-    stale = [page.update(ROOT / name, pages[name], "benchmarks/table.py", check=bool(words)) for name in pages]
-    return int(any(stale))
+        for place, make in benchmark.sections.items() if path.exists() else ():
+            name, section = place.split("#")
+            made = {f"bench:{section}": partial(make, read(path))}
+            stale |= page.update(ROOT / name, made, "benchmarks/table.py", check=bool(words))
+    return int(stale)
 
 
 if __name__ == "__main__":
