@@ -27,6 +27,7 @@ from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.jobs import eager, ours
 from addnorm.bench.pages import headline, markdown
 from addnorm.lab import Protocol, compare, python_docs
+from addnorm.lab.measure import relative_change
 from addnorm.lab.results import Group
 from addnorm.lab.streams import StreamsRecorder
 from addnorm.lab.toy_model import ToyModel, geometric_mean
@@ -50,9 +51,9 @@ TRAININGS = (
 )
 
 WIRINGS: dict[str, Wiring] = {
-    "pre_ln": wirings.pre_ln(), "post_ln": wirings.post_ln(), "deepnorm": wirings.deepnorm(), "no_norm": wirings.no_norm(),
-    "no_residual": wirings.no_residual(), "no_residual, no norm": wirings.no_residual(norm=False),
-}  # fmt: skip
+    **{name: wirings.get(name) for name in ("pre_ln", "post_ln", "deepnorm", "no_norm", "no_residual")},
+    "no_residual, no norm": wirings.no_residual(norm=False),
+}
 
 
 def depth() -> Iterator[Row]:
@@ -165,15 +166,12 @@ def cost(rounds: int) -> Iterator[Row]:
         norms = [addnorm.LayerNorm(d) for _ in sublayers]
         x, branch, cotangent = (torch.randn(1, COST_TOKENS, d, requires_grad=True) for _ in range(3))
 
-        def step(calls: list[Any], cotangent: Any = cotangent) -> None:
-            for call, arguments, wanted in calls:
-                torch.autograd.grad(call(*arguments), wanted, cotangent)
-
-        runs: dict[str, list[Any]] = {"sublayers": [(one, (x,), [x, *one.parameters()]) for one in sublayers]}
+        tensors = [[x, branch, *norm.parameters()] for norm in norms]
+        steps = {"sublayers": [timing.step(one, [x], cotangent, [x, *one.parameters()]) for one in sublayers]}
         for name, op in (("eager", eager(case)), ("addnorm", ours(case))):
-            runs[name] = [(op, tensors := (x, branch, norm.weight, norm.bias), tensors) for norm in norms]
-        times = timing.measure(case, {name: partial(step, calls) for name, calls in runs.items()}, rounds)
-        ms = {row["variant"]: row["median_us"] / 1e3 for row in times}
+            steps[name] = [timing.step(op, some, cotangent, some) for some in tensors]
+        calls = {name: lambda both=both: [step() for step in both] for name, both in steps.items()}
+        ms = {row["variant"]: row["median_us"] / 1e3 for row in timing.measure(case, calls, rounds)}
         own = count(norms)
         yield {
             "d": d, "tokens": COST_TOKENS, "rounds": rounds, "parameters": own / (own + count(sublayers)),
@@ -195,11 +193,10 @@ def measure_exactly(d: int) -> dict[str, Any]:
 
     with torch.no_grad():
         x_0, writes, x_L, _ = ResidualStack(linears, d, "pre_ln").unroll(x)
-        total = x_0.double() + sum(write.double() for write in writes)
-        results["closure of pre-LN"] = float((x_L - total).norm() / total.norm())
+        results["closure of pre-LN"] = relative_change(sum(write.double() for write in writes) + x_0, x_L)
         for name, wiring in (("pre-LN", "pre_ln"), ("post-LN", "post_ln")):
             after = ResidualStack([torch.zeros_like] * 24, d, wiring, final_norm=False)(3 * x + 1)
-            results[f"change by zeros, {name}"] = float((after - (3 * x + 1)).norm() / (3 * x + 1).norm())
+            results[f"change by zeros, {name}"] = relative_change(3 * x + 1, after)
 
     token = F.layer_norm(torch.randn(d, dtype=torch.float64), (d,), eps=0.0)
     results["mean after the norm"] = float(addnorm.layer_norm(token + 3).mean())
@@ -325,12 +322,12 @@ def numbers(measured: Row) -> str:
     for name, value in measured.items():
         if isinstance(value, dict) and all(key.isdigit() for key in value):
             first, *_, last = value
-            parts.append(f"{name}: {short(value[first])} at L = {first}, {short(value[last])} at L = {last}")
+            text = ", ".join(f"{short(value[depth])} at L = {depth}" for depth in (first, last))
         elif isinstance(value, dict):
-            some = ", ".join(f"{key} {short(one)}" for key, one in value.items() if one is not None)
-            parts.append(f"{name}: {some}")
+            text = ", ".join(f"{key} {short(one)}" for key, one in value.items() if one is not None)
         else:
-            parts.append(f"{name}: {short(value)}")
+            text = short(value)
+        parts.append(f"{name}: {text}")
     return "<br>".join(parts)
 
 
@@ -340,7 +337,7 @@ def short(value: float) -> str:
 
 
 BENCHMARK = Benchmark(
-    "claims", grid(part=("exact", "cost", "depth", "trained")), measure_part, lambda case: case.part,
+    "claims", grid(part=("exact", "cost", "depth", "trained")), measure_part,
     parts=("training", "exact", "cost", "depth", "removal"),
     protocol={
         "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, "steps": STEPS, "warm_up": WARM_UP,

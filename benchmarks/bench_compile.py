@@ -118,11 +118,6 @@ CASES = sorted(
 )
 
 
-def title(case: Case) -> str:
-    """Return a case in words."""
-    return f"{case.norm}, {JOBS[case.job].title}, {case.rows} x {case.d} {case.dtype}"
-
-
 # ------------------------------------------------------------------------------------------------------------- one case
 
 
@@ -250,7 +245,7 @@ def verdict(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "compile", CASES, measure, title, TARGETS, fields=FIELDS, protocol={"layers": LAYERS, "dropout": jobs.DROPOUT},
+    "compile", CASES, measure, targets=TARGETS, fields=FIELDS, protocol={"layers": LAYERS, "dropout": jobs.DROPOUT},
     describe=lambda cases: {"device": environment.device(cases[0].device)},
     sections={"docs/performance.md#compile": times_section},
 )  # fmt: skip

@@ -120,9 +120,7 @@ def training_section(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "limit", CASES, measure,
-    lambda case: f"{NORMS[case.norm]}, {JOBS.get(case.job, 'with gradients')}, {case.rows} x {case.d} {case.dtype}", TARGETS,
-    protocol={"flags": " ".join(FLAGS)},
+    "limit", CASES, measure, targets=TARGETS, protocol={"flags": " ".join(FLAGS)},
     sections={"docs/performance.md#limit": section, "docs/performance.md#limit-training": training_section},
 )  # fmt: skip
 

@@ -135,9 +135,7 @@ def section(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "memory", CASES, measure,
-    lambda case: f"{MODELS[case.model]}, {JOBS[case.job]}",
-    protocol={"layers": LAYERS, "optimizer": "AdamW", "cell_seconds": SECONDS, "settings": SETTINGS},
+    "memory", CASES, measure, protocol={"layers": LAYERS, "optimizer": "AdamW", "cell_seconds": SECONDS, "settings": SETTINGS},
     sections={"docs/performance.md#memory": section}, rounds=31,
 )  # fmt: skip
 

@@ -210,8 +210,7 @@ def rates_section(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "norms", grid(num_layers=LAYERS, wiring=WIRINGS, lr=RATES), measure_case,
-    lambda case: f"{case.num_layers} layers, {case.wiring}, rate {case.lr:g}", parts=("rows",),
+    "norms", grid(num_layers=LAYERS, wiring=WIRINGS, lr=RATES), measure_case, parts=("rows",),
     protocol={
         "layers": LAYERS, "rates": RATES, "seeds": SEEDS, "steps": STEPS, "every": EVERY, "d": D, "nhead": HEADS,
         "tokens": TOKENS, "batch": BATCH, "probed": PROBED, "optimizer": "Adam, no warm-up", "text": "pydoc_data.topics",

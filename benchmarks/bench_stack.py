@@ -179,8 +179,7 @@ def streams_section(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "stack", CASES, measure,
-    lambda case: f"{case.wiring} {JOBS[case.job]}, {case.batch} x {case.tokens} x {case.d}", TARGETS,
+    "stack", CASES, measure, targets=TARGETS,
     protocol={"layers": LAYERS, "head_dim": HEAD_DIM, "dim_feedforward": "4 d", "dropout": 0.0, "dtype": "float32",
               "cell_seconds": SECONDS},
     sections={"docs/performance.md#stack": section, "docs/performance.md#stack-targets": targets,

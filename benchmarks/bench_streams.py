@@ -155,9 +155,8 @@ BENCHMARK = Benchmark(
     "streams",
     CASES,
     measure,
-    lambda case: f"{JOBS[case.job]}, {case.rows} x {N} x {case.d} {case.dtype}",
-    TARGETS,
-    ("failures", "copies", "rows"),
+    targets=TARGETS,
+    parts=("failures", "copies", "rows"),
     options={"compile": True},
     sections={"docs/several_streams.md#streams": section},
 )

@@ -30,8 +30,8 @@ class Case(SimpleNamespace):
     Example:
         >>> from addnorm.bench.case import Case
         >>> case = Case(norm="rms", rows=128)
-        >>> case.rows, case.but(rows=1).row(variant="eager")
-        (128, {'norm': 'rms', 'rows': 1, 'variant': 'eager'})
+        >>> case.rows, case.but(rows=1).row(variant="eager"), str(case)
+        (128, {'norm': 'rms', 'rows': 1, 'variant': 'eager'}, 'norm rms, rows 128')
     """
 
     def __init__(self, **values: Any) -> None:
@@ -40,6 +40,9 @@ class Case(SimpleNamespace):
 
     def __hash__(self) -> int:  # type: ignore[override]  # a case is never changed
         return hash(frozenset(vars(self).items()))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in vars(self).items())
 
     def but(self, **values: Any) -> Case:
         """Return a copy of the case with `values` changed or added."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
-import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
-from torch.utils import collect_env
+from torch.utils.collect_env import get_nvidia_driver_version, run
 
 import addnorm
 from addnorm.ops import backends, cpu
 
-CACHE_DIRECTORY = Path("/sys/devices/system/cpu/cpu0/cache")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MAX_OTHERS = 0.5  # cores that other processes may use during a run whose times are published
 ASSUMED_CACHE = 32 * 1024**2  # bytes of the last cache where the system does not report it
@@ -53,7 +53,7 @@ def device(kind: str) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         "type": "cuda", "name": properties.name, "multiprocessors": properties.multi_processor_count,
-        "driver": collect_env.get_nvidia_driver_version(collect_env.run), "cuda": torch.version.cuda,
+        "driver": get_nvidia_driver_version(run), "cuda": torch.version.cuda,
     }  # fmt: skip
 
 
@@ -114,25 +114,18 @@ def cpu_model() -> str:
 
 
 def caches() -> dict[str, int]:
-    """Return the bytes of each cache of the first core, such as `{"L1d": 32768, "L2": 1048576, "L3": 33554432}`."""
-    sizes = {}
-    for cache in sorted(CACHE_DIRECTORY.glob("index*")):
-        size = re.fullmatch(r"(\d+)([KM]?)", _text(cache / "size"))
-        if size:
-            name = f"L{_text(cache / 'level')}" + {"Data": "d", "Instruction": "i"}.get(_text(cache / "type"), "")
-            sizes[name] = int(size[1]) * {"": 1, "K": 1024, "M": 1024**2}[size[2]]
-    return sizes
+    """Return the bytes of one cache of each level, such as `{"L1d": 32768, "L2": 1048576, "L3": 33554432}`."""
+    failed, text, _ = run("lscpu --caches=NAME,ONE-SIZE --bytes --json")
+    return {} if failed else {cache["name"]: int(cache["one-size"]) for cache in json.loads(text)["caches"]}
 
 
 def commit() -> dict[str, Any]:
     """Return the `commit` of this checkout, and as `dirty` whether files differ from it. Both are None without a checkout."""
     root = Path(addnorm.__file__).parents[2]
     # Files that the benchmark writes do not count: the results, and the tables in the pages.
-    own = ["--", ".", ":!benchmarks/results", ":!README.md", ":!docs"]
-    command = ["git", f"--git-dir={root}/.git", "status", "--porcelain=v2", "--branch", *own]
-    try:
-        status = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
+    own = "-- . ':!benchmarks/results' ':!README.md' ':!docs'"
+    failed, status, _ = run(f"git -C {quote(str(root))} --git-dir=.git status --porcelain=v2 --branch {own}")
+    if failed:
         return {"commit": None, "dirty": None}
     head, *lines = status.splitlines()  # "# branch.oid COMMIT"; then the branch, and the changes
     return {"commit": head.split()[-1], "dirty": any(not line.startswith("#") for line in lines)}

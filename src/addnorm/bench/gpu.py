@@ -25,7 +25,7 @@ from addnorm._util.torch_internals import keep_donated_buffers
 from addnorm.bench import environment, jobs, pages, proofs, timing, variants
 from addnorm.bench.case import Case, Document, Results, Row, Rows, Selection, Target, grid, ratio, select, value
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.jobs import JOBS, NORMS, moved_bytes, tensor_bytes, title
+from addnorm.bench.jobs import JOBS, NORMS, moved_bytes, tensor_bytes
 from addnorm.bench.pages import digits, markdown, target_lines, unfinished
 from addnorm.bench.variants import VARIANTS
 
@@ -309,7 +309,7 @@ def _line(case: Case, rows: Rows) -> dict[str, str]:
 
 
 BENCHMARK = Benchmark(
-    "gpu", plan, measure, title, targets, ("copies", "errors", "failures", "rows"),
+    "gpu", plan, measure, str, targets, ("copies", "errors", "failures", "rows"),
     {"repeats": REPEATS, "warm_up_ms": WARM_UP_MS, "sample_ms": SAMPLE_MS},
     {"variants": tuple(VARIANTS)}, describe, finish, {"docs/performance.md#gpu": section},
     fields=("norm", "job", "rows", "d", "dtype", "device"), threads=0, rounds=ROUNDS, budget=BUDGET, idle=False,

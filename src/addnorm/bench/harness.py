@@ -24,7 +24,7 @@ from addnorm._util import files, jsonio
 from addnorm._util.numbers import format_seconds
 from addnorm.bench import environment, timing
 from addnorm.bench.case import Case, Document, Progress, Results, Row, Selection, Stop, Target, by_case, select
-from addnorm.bench.pages import busy, judged, unfinished
+from addnorm.bench.pages import busy, find_load, judged, unfinished
 
 MAX_LOAD = 1.0  # before a run whose times are published
 DEVICES = ("cpu", "cuda")
@@ -220,14 +220,9 @@ def failed_proofs(document: Document) -> list[Row]:
 
 def find_obstacle(document: Document) -> str | None:
     """Return why a document of times is not published, in words, or None: a changed checkout, or a machine that was not idle."""
-    others = document.get("load_of_others")
     if document.get("dirty"):
         return "the checkout has changes, expected the code of its commit"
-    if document["load"] > MAX_LOAD:
-        return f"the load was {document['load']:.1f} before the run, expected at most {MAX_LOAD:.0f}"
-    if others is not None and others > environment.MAX_OTHERS:
-        return f"other processes used {others:.1f} cores during the run, expected at most {environment.MAX_OTHERS}"
-    return None
+    return find_load(document, MAX_LOAD)
 
 
 def find_earlier(path: Path, here: Document) -> Document | None:

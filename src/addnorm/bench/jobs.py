@@ -112,11 +112,6 @@ def moved_bytes(case: Case) -> int:
     )
 
 
-def title(case: Case) -> str:
-    """Return a case as text, as in "LayerNorm: backward, 512 x 768 bfloat16"."""
-    return f"{NORMS[case.norm]}: {JOBS[case.job].title}, {case.rows} x {case.d} {case.dtype}"
-
-
 # -------------------------------------------------------------------------------------------------------------- tensors
 
 

@@ -34,7 +34,6 @@ from addnorm.bench.jobs import (
     ours,
     tensor_bytes,
     timed,
-    title,
 )
 from addnorm.bench.pages import Line, bound, busy, digits, headline, table, unfinished
 from addnorm.reference import Norm
@@ -92,14 +91,6 @@ def plan(timed: Sequence[Case], *, proofs: bool = True) -> list[Case]:
     cases = [case if case.threads == most else case.but(compiles=False) for case in timed]
     large = [case for case in cases if tensor_bytes(case) >= BOTH_STATES] if timing.settle_allocator("fresh") else []
     return [*(proven if proofs else []), *(case.but(state="fresh") for case in large), *cases]
-
-
-def full_title(case: Case) -> str:
-    """Return a case as text, with its threads and the state of the allocator."""
-    if hasattr(case, "proof"):
-        return {"errors": "Errors against float64", "facts": "Facts", "import": "Time of the import"}[case.proof]
-    fresh = ", fresh pages" if hasattr(case, "state") else ""
-    return f"{title(case)}, {case.threads} thread{'s'[: case.threads > 1]}{fresh}"
 
 
 # ------------------------------------------------------------------------------------------------------------ one case
@@ -253,8 +244,8 @@ def targets(document: Document) -> list[Target]:
 
 BENCHMARK = Benchmark(
     "functional",
-    lambda selected, threads: plan(select(whole(threads=threads), selected), proofs=not selected), measure, full_title, targets,
-    ("summary", "facts", "accuracy", "failures", "rows"),
+    lambda selected, threads: plan(select(whole(threads=threads), selected), proofs=not selected), measure, targets=targets,
+    parts=("summary", "facts", "accuracy", "failures", "rows"),
     fields=FIELDS, options={"compile": True}, finish=finish, schema=2, report=lambda document: to_text(blocks(document)),
 )  # fmt: skip
 

@@ -153,11 +153,18 @@ def sources(document: Document) -> list[str]:
 
 def busy(document: Document) -> str:
     """Return a warning if other processes used the cores, else an empty text: threads on one core wait for whole time slices."""
+    reason = find_load(document, document["machine"]["cores"] / 2)
+    return f"The machine was busy: {reason}. Do not trust the times." if reason else ""
+
+
+def find_load(document: Document, most: float) -> str | None:
+    """Return in words that the load before the run was more than `most`, or that others used cores during the run, or None."""
     others = document.get("load_of_others")
-    if document["load"] <= document["machine"]["cores"] / 2 and (others is None or others <= MAX_OTHERS):
-        return ""
-    used = "" if others is None else f", others used {others:.1f} cores meanwhile"
-    return f"The machine was busy (load {document['load']:.1f} before this began{used}): do not trust the times."
+    if document["load"] > most:
+        return f"the load was {document['load']:.1f} before the run, expected at most {most:g}"
+    if others is not None and others > MAX_OTHERS:
+        return f"other processes used {others:.1f} cores during the run, expected at most {MAX_OTHERS}"
+    return None
 
 
 def unfinished(document: Document) -> str:
