@@ -149,7 +149,7 @@ class Target(NamedTuple):
 
     def rows(self, cases: Mapping[Case, Rows], title: Callable[[Case], str]) -> Iterator[Row]:
         """Yield the summary rows of this target. A target without a bound has no row if no case counts."""
-        for group in dict.fromkeys(Case.of(vars(case), self.by) for case in cases) if self.by else [Case()]:
+        for group in dict.fromkeys(Case.of(vars(case), self.by) for case in cases) or [Case()]:
             numbers = {
                 case: number for case, rows in cases.items()
                 if has(**vars(group))(case) and self.where(case) and (number := self.number(rows)) is not None

@@ -9,13 +9,12 @@ Source: LlamaRMSNorm, GemmaRMSNorm and T5LayerNorm of transformers.
 
 from __future__ import annotations
 
-import itertools
 import os
 import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -97,30 +96,37 @@ def _fact(name: str, compare: str, bound: float, norm: Norm, both: Mapping[str, 
     return Target(name, compare, bound).row(both["addnorm"], norm=norm, torch=both["eager"])
 
 
-def facts(norms: Sequence[Norm], dtypes: Sequence[str]) -> Iterable[Row]:
-    """Yield a result row for each fact. `torch` is PyTorch's number, or for a model's formula that of another rounding order."""
-    yield _fact(f"dbias of {ONES[0]} bfloat16 rows of ones", "==", ONES[0], "layer", bias_gradient_of_ones())
-    for norm, dtype in itertools.product(norms, dtypes):
-        for case_dtype in PARAMETERS[dtype]:
-            by_variant, parameters = errors(norm, case_dtype), str(DTYPES[case_dtype].parameters).removeprefix("torch.")
-            for field in ("dweight", "dbias")[: 2 if norm == "layer" else 1]:
-                relative = {name: one[field] for name, one in by_variant.items()}
-                yield _fact(f"{field} {parameters}, z {dtype}: relative error", *LIMITS[parameters], norm, relative)
-    if "rms" in norms and "bfloat16" in dtypes:
-        for model in MODELS:
-            yield _fact(f"share of elements unlike {model}'s formula, bfloat16", "<", 1e-4, "rms", unlike(model))
+def facts(norm: Norm, dtype: str, by_variant: Mapping[str, Mapping[str, float]]) -> Iterable[Row]:
+    """Yield a result row for each fact about a norm in a dtype.
+
+    `torch` is PyTorch's number, or for a model's formula that of another rounding order.
+
+    Args:
+        norm: the norm.
+        dtype: the dtype of the stream.
+        by_variant: the `errors` with all options. Their largest is a fact, in roundings of the dtype.
+    """
+    rounding = torch.finfo(DTYPES[dtype].stream).eps / 2
+    worst = {name: max(relative.values()) / rounding for name, relative in by_variant.items()}
+    yield _fact(f"all options, {dtype}: error in roundings", "<=", ROUNDINGS[dtype], norm, worst)
+    if dtype not in PARAMETERS:
+        return
+    for case_dtype in PARAMETERS[dtype]:
+        by_parameter, parameters = errors(norm, case_dtype), str(DTYPES[case_dtype].parameters).removeprefix("torch.")
+        for field in ("dweight", "dbias")[: 2 if norm == "layer" else 1]:
+            relative = {name: one[field] for name, one in by_parameter.items()}
+            yield _fact(f"{field} {parameters}, z {dtype}: relative error", *LIMITS[parameters], norm, relative)
     rows, d = SAVED
-    for norm, dtype, (job, (options, tensors, more)) in itertools.product(norms, dtypes, KEPT.items()):
+    for job, (options, tensors, more) in KEPT.items():
         name = f"saved bytes, {rows} x {d} {dtype}{options}"
         expected = tensors * rows * d * DTYPES[dtype].branch.itemsize + 8 * rows + more
         yield _fact(name, "==", expected, norm, bytes_saved(norm, dtype, job))
-
-
-def largest_error(norm: Norm, dtype: str, by_variant: dict[str, dict[str, float]]) -> Row:
-    """Return the fact about the largest error with all options, over outputs and gradients, in roundings of the dtype."""
-    rounding = torch.finfo(DTYPES[dtype].stream).eps / 2
-    worst = {name: max(relative.values()) / rounding for name, relative in by_variant.items()}
-    return _fact(f"all options, {dtype}: error in roundings", "<=", ROUNDINGS[dtype], norm, worst)
+    if dtype != "bfloat16":
+        return
+    if norm == "layer":
+        yield _fact(f"dbias of {ONES[0]} bfloat16 rows of ones", "==", ONES[0], norm, bias_gradient_of_ones())
+    for model in MODELS if norm == "rms" else ():
+        yield _fact(f"share of elements unlike {model}'s formula, bfloat16", "<", 1e-4, norm, unlike(model))
 
 
 def import_ms() -> float:

@@ -141,11 +141,13 @@ def run(
     meter, start, before = environment.LoadMeter(), time.monotonic(), torch.get_num_threads()
     results: Results = {part: [*earlier.get(part, [])] for part in benchmark.parts}
     done = [Case(**values) for values in earlier.get("cells", [])]
-    left = [case for case in chosen if case not in done]
     threads = max([case.threads for case in chosen if "threads" in vars(case)] or [benchmark.threads])
 
+    def find_left() -> list[Case]:
+        return [case for case in chosen if case not in done]
+
     def document(ended: str | None) -> Document:
-        load = meter.columns()
+        load, left = meter.columns(), find_left()
         load["load"] = max(load["load"] or 0.0, earlier.get("load", 0.0))  # the larger counts
         head = {
             "schema": benchmark.schema, "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -159,26 +161,21 @@ def run(
         judged = benchmark.judge({**head, **parts})
         return {**head, **judged, **{name: value for name, value in parts.items() if name not in judged}}
 
-    def measure() -> None:
-        deadline, total = math.inf, len(left)
-        for i, case in enumerate([*left]):
+    timing.settle_allocator()
+    ended, deadline, todo = "done", math.inf, find_left()
+    try:
+        for i, case in enumerate(todo, 1):
             if time.monotonic() > deadline:
                 raise Stop("budget")
-            progress(f"{i + 1:3}/{total}  {time.monotonic() - start:5.0f} s  {benchmark.title(case)}")
+            progress(f"{i:3}/{len(todo)}  {time.monotonic() - start:5.0f} s  {benchmark.title(case)}")
             torch.set_num_threads(getattr(case, "threads", threads) or before)
             more = {} if benchmark.budget is None else {"deadline": deadline}
             for part, rows in benchmark.measure(case, **options, **more).items():
                 results[part] += rows
             done.append(case)
-            left.remove(case)
             deadline = start + (budget or math.inf)  # the first case is always measured
-            if path is not None and left:
+            if path is not None and i < len(todo):
                 write(document(None), path)
-
-    timing.settle_allocator()
-    ended = "done"
-    try:
-        measure()
     except Stop as stop:
         ended = str(stop)
     except KeyboardInterrupt:

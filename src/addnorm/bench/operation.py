@@ -86,8 +86,7 @@ def plan(timed: Sequence[Case], *, proofs: bool = True) -> list[Case]:
     most = max(case.threads for case in timed)
     norms, dtypes = (tuple(dict.fromkeys(getattr(case, name) for case in timed)) for name in ("norm", "dtype"))
     of_errors = tuple(exactness.ROUNDINGS) if {*dtypes} == {*DTYPES} else dtypes
-    errors = grid(proof=["errors"], norm=norms, dtype=of_errors)
-    proven = [*errors, Case(proof="facts", norms=norms, dtypes=dtypes), Case(proof="import")]
+    proven = [*grid(proof=["errors"], norm=norms, dtype=of_errors), Case(proof="import")]
     cases = [case if case.threads == most else case.but(compiles=False) for case in timed]
     large = [case for case in cases if tensor_bytes(case) >= BOTH_STATES] if timing.settle_allocator("fresh") else []
     return [*(proven if proofs else []), *(case.but(state="fresh") for case in large), *cases]
@@ -128,20 +127,18 @@ def measure(case: Case, *, rounds: int, compile: bool) -> Results:  # the name o
 
 
 def _prove(case: Case) -> Results:
-    """Return the results of a case with a `proof`: the time of the import, the facts, or the errors against float64."""
+    """Return the results of a case with a `proof`: the time of the import, or the errors against float64 and the facts."""
     if case.proof == "import":
         return {
             "summary": [
                 Target("import addnorm after torch: milliseconds", "<", 60).row(exactness.import_ms(), norm=None)
             ]
         }
-    if case.proof == "facts":
-        return {"facts": [*exactness.facts(case.norms, case.dtypes)]}
     by_variant = exactness.errors(case.norm, case.dtype, *exactness.SHAPE, job="everything")
     rows = [
         {"norm": case.norm, "dtype": case.dtype, "variant": name, **relative} for name, relative in by_variant.items()
     ]
-    return {"accuracy": rows, "facts": [exactness.largest_error(case.norm, case.dtype, by_variant)]}
+    return {"accuracy": rows, "facts": [*exactness.facts(case.norm, case.dtype, by_variant)]}
 
 
 def finish(results: Results, head: Document) -> Document:
