@@ -31,7 +31,8 @@ def report(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "compare", [Case(compared=COMPARED)], measure, parts=("comparisons", "rows"), finish=finish, report=report, threads=1, rounds=1, idle=False,
+    "compare", [Case(compared=COMPARED)], measure, parts=("comparisons", "rows"),
+    finish=finish, report=report, threads=1, rounds=1, idle=False,
 )  # fmt: skip
 
 if __name__ == "__main__":  # its processes import it

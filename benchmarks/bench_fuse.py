@@ -118,7 +118,8 @@ def line(case: Case, rows: Rows) -> dict[str, str]:
     times = [digits(row["median_us"] / 1000) for row in both] + ["not proven"] * (2 - len(both))
     saved = " → ".join(f"{row['saved_bytes'] / 1e6:.1f}" for row in both if "saved_bytes" in row)
     return {
-        "model": models.NAMES[case.model], "batch x tokens": f"{case.batch} x {case.tokens}", "run": TITLES[case.job], "dtype": case.dtype,
+        "model": models.NAMES[case.model],
+        "batch x tokens": f"{case.batch} x {case.tokens}", "run": TITLES[case.job], "dtype": case.dtype,
         "original, ms": times[0], "fused, ms": times[1], "original / fused": quotient(rows, "plain", "fused"),
         "original / captured": quotient(rows, "plain", "frontend"), "captured / fused": quotient(rows, "frontend", "fused"),
         "share of Add & Norm": format_percent(rows["plain"]["share"], 2), "saved for backward, MB": saved,

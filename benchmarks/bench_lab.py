@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Iterator
@@ -74,15 +75,12 @@ def prepare(case: Case, variant: str, steps: int) -> Iterator[float]:
     return training.each_step()
 
 
-def timed(training: Iterator[float]) -> tuple[list[float], list[float]]:
-    """Train, and return the losses of all steps and the seconds of each."""
-    losses, ends = [], []
+def timed(training: Iterator[float]) -> list[float]:
+    """Train, and return the seconds of each step."""
     gc.collect()  # older garbage; during the training the collector runs as usual
-    start = time.perf_counter()
-    for loss in training:
-        ends.append(time.perf_counter())
-        losses.append(loss)
-    return losses, [after - before for before, after in zip([start, *ends], ends, strict=False)]
+    ends = [time.perf_counter()]
+    ends += (time.perf_counter() for _ in training)
+    return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def check_losses(case: Case) -> Row:
@@ -91,10 +89,9 @@ def check_losses(case: Case) -> Row:
     Raises:
         ValueError: they differ by more than round-off.
     """
-    losses = {name: timed(prepare(case, name, CHECKED))[0] for name in VARIANTS}
-    off = max(
-        abs(one - plain) / plain for name in VARIANTS for one, plain in zip(losses[name], losses["plain"], strict=True)
-    )
+    losses = {name: [*prepare(case, name, CHECKED)] for name in VARIANTS}
+    every, plain = torch.tensor([*losses.values()]).double(), torch.tensor(losses["plain"]).double()
+    off = float(((every - plain).abs() / plain).max())
     if not off <= CLOSE:
         raise ValueError(
             f"the losses of {title(case)} differ by {off:.1e} in {CHECKED} steps, expected round-off: {losses}."
@@ -108,7 +105,7 @@ text_of_the_lab = cache(python_docs)
 def measure(case: Case, *, rounds: int) -> Results:
     """Return for each variant the time of a step in a window, of the first step, and of the last step of a window."""
     losses, steps = check_losses(case), 1 + WINDOWS * EVERY
-    samplers = {name: lambda name=name: timed(prepare(case, name, steps))[1] for name in VARIANTS}
+    samplers = {name: lambda name=name: timed(prepare(case, name, steps)) for name in VARIANTS}
     rows = []
     for name, each in interleave(samplers, rounds, collector=True).items():
         cut = [seconds[1 + k * EVERY : 1 + (k + 1) * EVERY] for seconds in each for k in range(WINDOWS)]

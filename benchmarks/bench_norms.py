@@ -50,11 +50,11 @@ def measure_case(case: Case, *, rounds: int) -> Results:
     wiring = wirings.get(case.wiring)
     runs = [Run(wiring, case.num_layers, D, HEADS, TOKENS, BATCH, STEPS, case.lr, 0, seed, every=0) for seed in SEEDS]
     trained = [train(run, text_of_the_lab()) for run in runs]
-    means = {name: torch.stack([one[name] for one in trained]).mean(0) for name in trained[0]}
-    factors, shifts = means.pop("sizes"), means.pop("shifts")
-    factors = factors / factors[0]
-    means |= {"resized": torch.maximum(factors, 1 / factors).amax(-1), "moved": shifts.amax(-1)}
-    return {"rows": [case.row(**{name: mean.tolist() for name, mean in means.items()})]}
+    loss, losses, sizes, shifts = (torch.stack(of_seeds).mean(0) for of_seeds in zip(*trained, strict=True))
+    factors = sizes / sizes[0]
+    resized, moved = torch.maximum(factors, 1 / factors).amax(-1), shifts.amax(-1)
+    row = case.row(loss=loss.item(), losses=losses.tolist(), resized=resized.tolist(), moved=moved.tolist())
+    return {"rows": [row]}
 
 
 def finish(results: Results, head: Document) -> Document:
@@ -64,11 +64,12 @@ def finish(results: Results, head: Document) -> Document:
     return {"results": {"unigram": text_of_the_lab().entropy, **results}}
 
 
-def train(run: Run, text: Text) -> dict[str, Tensor]:
-    """Train one run and return its held-out `loss`; and by measured step the `losses`, and for each sublayer what it reads.
+def train(run: Run, text: Text) -> list[Tensor]:
+    """Train one run and return its held-out loss; and by measured step the losses, and for each sublayer what it reads.
 
-    `sizes` are root mean squares. `shifts` are how far the features' means have moved, in the first standard deviations: root
-    mean square over the features. A run that diverges ends early: its last reads count on, its losses are infinite.
+    Of a read there are sizes, the root mean squares, and shifts: how far the features' means have moved, in the first standard
+    deviations, root mean square over the features. A run that diverges ends early: its last reads count on, its losses are
+    infinite.
     """
     with one_thread():
         training = Training(run, text)
@@ -87,8 +88,8 @@ def train(run: Run, text: Text) -> dict[str, Tensor]:
         means = reads.mean(2)
         shifts = ((means - means[0]) / reads[0].std(1)).square().mean(-1).sqrt()
         loss = torch.tensor(training.evaluate()["test"])
-        numbers = {"loss": loss, "losses": losses, "sizes": reads.square().mean((2, 3)).sqrt(), "shifts": shifts}
-        return {name: number.nan_to_num(math.inf, math.inf) for name, number in numbers.items()}
+        sizes = reads.square().mean((2, 3)).sqrt()
+        return [number.nan_to_num(math.inf, math.inf) for number in (loss, losses, sizes, shifts)]
 
 
 @torch.no_grad()

@@ -159,7 +159,7 @@ def test_training_measures_losses_and_reads_at_every_step_of_the_protocol(thread
     threads(1)
     monkeypatch.setattr(norms, "EVERY", 2)
     run, reads = Run("no_norm", 1, 16, 2, 8, 4, 5, 1e-2, 0, 0, every=0), []
-    measured = norms.train(run, TEXT)
+    loss, losses, sizes, shifts = norms.train(run, TEXT)
     training = Training(run, TEXT)
     probe = TEXT.held_out("test", norms.PROBED, 8)[0]
     for _ in (None, *training.each_step()):
@@ -168,12 +168,12 @@ def test_training_measures_losses_and_reads_at_every_step_of_the_protocol(thread
             attention = training.model.decoder.stack.connections[0].sublayer
             reads.append(torch.stack([x_0, x_0 + attention(x_0)]).detach().double().flatten(1, 2))
     means = [one.mean(1) for one in reads]
-    assert measured["loss"] == training.evaluate()["test"]
+    assert loss == training.evaluate()["test"]
     for k, (read, mean) in enumerate(zip(reads, means, strict=True)):
         shift = ((mean - means[0]) / reads[0].std(1)).square().mean(-1).sqrt()
-        torch.testing.assert_close(measured["sizes"][k], read.square().mean((1, 2)).sqrt(), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(measured["shifts"][k], shift, rtol=1e-5, atol=1e-6)
-    assert len(measured["losses"]) == 3
+        torch.testing.assert_close(sizes[k], read.square().mean((1, 2)).sqrt(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(shifts[k], shift, rtol=1e-5, atol=1e-6)
+    assert len(losses) == 3
 
 
 def test_norms_run_measures_every_rate(monkeypatch, threads):

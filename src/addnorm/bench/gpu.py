@@ -1,4 +1,4 @@
-"""The benchmark of the operation on a GPU, which benchmarks/bench_gpu.py runs: cases, one case, the clocks, the device, the document.
+"""The benchmark of the operation on a GPU, which benchmarks/bench_gpu.py runs: cases, one case, clocks, the document, targets.
 
 A variant that fails is reported, and the others are measured. Everything except the clock works on a CPU too: the document then
 names the CPU, and no target applies to it. benchmarks/README.md has the protocol.
@@ -99,9 +99,7 @@ def plan(selected: Selection, threads: int = 0) -> list[Case]:
 # -------------------------------------------------------------------------------------------------------------- one case
 
 
-def measure(
-    case: Case, *, rounds: int, variants: Sequence[str] | None = None, deadline: float = math.inf
-) -> Results:
+def measure(case: Case, *, rounds: int, variants: Sequence[str] | None = None, deadline: float = math.inf) -> Results:
     """Return the results of a case: times of the correct variants, errors of all variants, failures, bandwidth of a copy.
 
     Args:

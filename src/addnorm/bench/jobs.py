@@ -39,17 +39,10 @@ class Dtypes(NamedTuple):
     parameters: torch.dtype
 
 
-def _alike(dtype: torch.dtype) -> Dtypes:
-    return Dtypes(dtype, dtype, dtype)
-
-
 DTYPES = {
-    "bfloat16": _alike(torch.bfloat16),
+    **{name: Dtypes(*[getattr(torch, name)] * 3) for name in ("bfloat16", "float16", "float32", "float64")},
     "mixed": Dtypes(torch.float32, torch.bfloat16, torch.float32),
     "wide parameters": Dtypes(torch.bfloat16, torch.bfloat16, torch.float32),
-    "float16": _alike(torch.float16),
-    "float32": _alike(torch.float32),
-    "float64": _alike(torch.float64),
 }
 
 # The tensors of rows x d: those of the stream's dtype; the others have the branch's.
@@ -121,10 +114,14 @@ class Set(NamedTuple):
     args: tuple[Tensor | None, ...]
     cotangents: tuple[Tensor, ...]
 
+    @property
+    def leaves(self) -> list[Tensor]:
+        """All arguments but None."""
+        return [t for t in self.args if t is not None]
+
     def gradients(self, outputs: Any, *, retain: bool = False) -> tuple[Tensor, ...]:
         """Return the gradients of all arguments but None."""
-        wanted = [t for t in self.args if t is not None]
-        return torch.autograd.grad(outputs, wanted, self.cotangents, retain_graph=retain)
+        return torch.autograd.grad(outputs, self.leaves, self.cotangents, retain_graph=retain)
 
 
 def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
@@ -158,7 +155,7 @@ def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
 
 def timed(call: Call, tensors: Set, *, retained: bool = False) -> Callable[[], Any]:
     """Return a function without arguments that runs a job: the call, its gradients, or those of a graph that is made here."""
-    args, wanted, grad = tensors.args, [t for t in tensors.args if t is not None], torch.autograd.grad
+    args, wanted, grad = tensors.args, tensors.leaves, torch.autograd.grad
     if retained:
         graph = call(*args)
         return lambda: grad(graph, wanted, tensors.cotangents, retain_graph=True)

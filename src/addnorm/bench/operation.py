@@ -101,7 +101,7 @@ def variants(case: Case, with_compiler: bool = False) -> dict[str, Callable[[], 
     functions = {"eager": eager(case), "addnorm": ours(case)}
     if with_compiler and case.job not in UNCOMPILED:
         functions["compile"] = compiled(case)
-    left, right = (t.detach() for t in tensors.args[:2] if t is not None)
+    left, right, *_ = (t.detach() for t in tensors.leaves)
     return {
         **{name: partial(timed, call, tensors) for name, call in functions.items()},
         "add": lambda: partial(torch.add, left, right, out=torch.empty_like(left)),
