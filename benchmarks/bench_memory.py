@@ -86,34 +86,30 @@ def work(case: Case) -> tuple[int, int]:
     return usage.ru_minflt, usage.ru_maxrss
 
 
-class Worker:
-    """Process of one setting that computes a step of a case whenever it is called."""
+def start(case: Case, setting: str, usages: list[tuple[int, int]], stack: ExitStack) -> Callable[[], None]:
+    """Start the process of a setting, and return a function that computes a step in it and adds its usage to `usages`."""
+    pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
 
-    def __init__(self, case: Case, setting: str, stack: ExitStack) -> None:
-        self.case = case
-        self.usages: list[tuple[int, int]] = []  # after each step
-        with mock.patch.dict(os.environ, environment(setting)):
-            self.pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
-            self()  # starts the process
+    def step() -> None:
+        usages.append(pool.submit(work, case).result())
 
-    def __call__(self) -> None:
-        """Compute a step."""
-        self.usages.append(self.pool.submit(work, self.case).result())
+    with mock.patch.dict(os.environ, environment(setting)):
+        step()  # starts the process
+    return step
 
 
 def measure(case: Case, *, rounds: int) -> Results:
     """Return a row for each setting, with the faults of a step and the most memory that the process had."""
+    usages: dict[str, list[tuple[int, int]]] = {name: [] for name in SETTINGS}
     with ExitStack() as stack:
-        makers = {name: partial(Worker, case, name, stack) for name in SETTINGS}
-        workers, _, failures = timing.attempt(case, makers, LIBRARIES)
-        rows = timing.measure(case, workers, rounds, seconds=SECONDS, peer="glibc")
-    for row in rows:
-        worker: Any = workers[row["variant"]]
-        faults, peaks = zip(*worker.usages, strict=True)
+        makers = {name: partial(start, case, name, some, stack) for name, some in usages.items()}
+        results = timing.compare(case, makers, rounds, LIBRARIES, seconds=SECONDS, peer="glibc")
+    for row in results["rows"]:
+        faults, peaks = zip(*usages[row["variant"]], strict=True)
         row |= {
             "faults": statistics.median(b - a for a, b in itertools.pairwise(faults)), "peak_bytes": peaks[-1] * 1024,
         }  # fmt: skip
-    return {"failures": failures, "rows": rows}
+    return results
 
 
 def section(document: Document) -> str:
