@@ -100,7 +100,7 @@ def find_spine(carrier: Carrier) -> Spine | None:
     reads = [value for write in spine.writes for value in write.reads]
     spine.relevant = {*walk([end, *reads], lambda value: list_carried_inputs(carrier, value))}
     if spine.writes:
-        _find_states(spine, inside)
+        _find_states(spine)
     return spine if spine.writes else None
 
 
@@ -137,7 +137,7 @@ def _join_writes(spine: Spine) -> None:
         if any({*parts} < {*others} for others in sums.values()) or not {*parts} <= {*spine.writes}:
             continue
         is_nested = any(read in carrier.sources_set for part in parts for read in part.reads)
-        whole = _follow_constants(carrier, value) if is_nested else value
+        whole = _follow_constants(value) if is_nested else value
         carrier.sources_set.add(whole)
         inner = dict.fromkeys(read for part in parts for read in part.reads)
         outer = [read for read in inner if not carrier.known[read].sources & carrier.known[whole].sources]
@@ -196,7 +196,7 @@ def _find_root(carrier: Carrier, value: Value) -> Value:
     return value
 
 
-def _follow_constants(carrier: Carrier, value: Value) -> Value:
+def _follow_constants(value: Value) -> Value:
     """Return the value after the numbers that multiply a sum, which belong to the sublayer as its last step."""
     while True:
         product = match_factor(value.users[0]) if len({*value.users}) == 1 else None
@@ -224,7 +224,7 @@ def _follow_tokens(carrier: Carrier, value: Value) -> Value:
             last = value
 
 
-def _find_states(spine: Spine, inside: Set[Value]) -> None:
+def _find_states(spine: Spine) -> None:
     """Set the state before each sublayer, and the state after the last one."""
     carrier, writes = spine.carrier, spine.writes
     uses = _list_uses(spine)

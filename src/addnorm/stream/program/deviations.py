@@ -142,7 +142,7 @@ def _compare_sites(program: Program, wiring: Wiring, tolerance: float) -> Iterat
         for name, label in fit.labels.items():
             if label != "":
                 yield Difference(TERMS[name], label or "another one", FORMULA, site.id)
-        after = naming.relate(program, k, stage, fit_expected(program, k, stage, place), relation)
+        after = naming.relate(program, k, stage, fit_expected(stage), relation)
         if after is None and not fit.is_different and stage.learned:
             other = "another one in the stream than in the read, or one for each feature"
             yield Difference("a learned weight", other, "one number", site.id)
@@ -155,7 +155,7 @@ def _compare_sites(program: Program, wiring: Wiring, tolerance: float) -> Iterat
             return
 
 
-def fit_expected(program: Program, k: int, stage: Stage, place: Place) -> Expected:
+def fit_expected(stage: Stage) -> Expected:
     """Return the constant matrices of a stage, with NaN for what a module computes."""
     n, m = stage.n, stage.n_out
     unknown = Expected(

@@ -168,14 +168,9 @@ def _finish(carrier: Carrier, part: Map, total: Tensor) -> Tensor:
     y = part.norm(total)
     if not part.after:
         return y
-    last = part.norm.y
-    for op in part.after:
-        (carried,) = list_carried_inputs(carrier, op.outputs[0])
-        inputs = _from_streams(carrier, carried, y)
-        y = to_streams(carrier, op.outputs[0], replay(op.outputs[0], [carried], {carried: inputs}))
-        last = op.outputs[0]
-    assert last is part.target
-    return y
+    given = {part.norm.y: _from_streams(carrier, part.norm.y, y)}
+    after = [op.outputs[0] for op in part.after]
+    return to_streams(carrier, part.target, _evaluate(carrier, part.target, given, after))
 
 
 def _peel(carrier: Carrier, target: Value, sources: Sequence[Value]) -> tuple[Norm | None, list[Op]]:
