@@ -206,7 +206,10 @@ def _follow_constants(value: Value) -> Value:
 
 
 def _follow_tokens(carrier: Carrier, value: Value) -> Value:
-    """Return the value after the last step of a sublayer: its dropout, or another order of its tokens, as after experts."""
+    """Return the value after the last step of a sublayer: its dropout, or another order of its tokens.
+
+    Experts change the order by indices, a sequence-first attention by a transposition.
+    """
     last, is_same = value, True
     while True:
         outs = [
@@ -216,12 +219,18 @@ def _follow_tokens(carrier: Carrier, value: Value) -> Value:
         ]
         if len(outs) != 1 or len(list_carried_inputs(carrier, outs[0])) != 1 or outs[0].op is None:
             return last
-        value, op = outs[0], outs[0].op
+        before, value, op = value, outs[0], outs[0].op
         product = match_factor(op)
         is_dropout = product is not None and product[1].kind == "noise"
         is_same &= is_dropout or is_view(op)
-        if "cut" in op.traits or (is_dropout and is_same):
+        if "cut" in op.traits or (is_same and (is_dropout or _are_transposed(carrier, before, value))):
             last = value
+
+
+def _are_transposed(carrier: Carrier, before: Value, after: Value) -> bool:
+    """Return whether a view exchanges dimensions of tokens."""
+    first, second = carrier.list_tokens(before), carrier.list_tokens(after)
+    return first != second and sorted(first) == sorted(second)
 
 
 def _find_states(spine: Spine) -> None:
