@@ -14,16 +14,12 @@ import torch
 
 from support.cases import f32, f64, leaves
 from support.oracle import UNIT, added, arithmetic, magnitudes, plain, rms, truth, worst
+from support.stream_calls import run
 
 
 def forward_and_backward(function, call, grad_outputs):
     """Return outputs and gradients by name."""
-    tensors = leaves(call)
-    outputs = function(tensors)
-    torch.autograd.backward(
-        [outputs[name] for name in grad_outputs], [g.to(outputs[n].dtype) for n, g in grad_outputs.items()]
-    )
-    return {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
+    return {name.removeprefix("d"): t for name, t in run(function, leaves(call), grad_outputs).items()}
 
 
 def assert_accurate(call, ours, grad_outputs):

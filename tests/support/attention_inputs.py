@@ -8,8 +8,8 @@ f64 = torch.float64
 D, HEADS, BATCH, N, M = 12, 3, 2, 5, 7
 
 
-def make_inputs(attention, n=N, dtype=f64):
-    x = torch.randn(BATCH, n, D, dtype=dtype)
+def make_inputs(attention, dtype=f64):
+    x = torch.randn(BATCH, N, D, dtype=dtype)
     return (x,) if isinstance(attention, SelfAttention) else (x, torch.randn(BATCH, M, D, dtype=dtype))
 
 

@@ -91,12 +91,12 @@ class Explorer:
         """Return what the process has printed on stderr."""
         return self._last_words if self._stderr.closed else without_announcements(read(self._stderr))
 
-    def ask(self, method, path, body=None, headers=None):
-        """Send one request on a new connection. A body that is not bytes is sent as JSON."""
-        sent = dict(headers or {})
-        if body is not None and not isinstance(body, bytes):
+    def ask(self, method, path, body=None):
+        """Send one request on a new connection. The body is sent as JSON."""
+        sent = {}
+        if body is not None:
             body = json.dumps(body).encode()
-            sent = {"Content-Type": "application/json"} | sent
+            sent = {"Content-Type": "application/json"}
         connection = HTTPConnection(self.host, self.port, timeout=30)
         try:
             connection.request(method, path, body, sent)

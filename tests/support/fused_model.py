@@ -45,17 +45,17 @@ class PreNormLayer(Layer):
 
 
 class PreNormModel(nn.Module):
-    """Model whose layers `run(layer, x)` runs; a norm follows the last one."""
+    """Model of two layers and a norm."""
 
-    def __init__(self, p=0.0, layers=2, run=lambda layer, x: layer(x)):
+    def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        self.layers = nn.ModuleList(PreNormLayer(p) for _ in range(layers))
-        self.norm, self.run = nn.LayerNorm(D), run
+        self.layers = nn.ModuleList(PreNormLayer() for _ in range(2))
+        self.norm = nn.LayerNorm(D)
 
     def forward(self, x):
         for layer in self.layers:
-            x = self.run(layer, x)
+            x = layer(x)
         return self.norm(x)
 
 

@@ -17,9 +17,9 @@ def find_row_differences(stream, rows):
     ]
 
 
-def check_tiny(result, wiring="pre_ln", closure=CLOSURE):
+def check_tiny(result, closure=CLOSURE):
     """Check the inspection of a `handwritten_models.tiny` model."""
-    assert result.wiring == wiring
+    assert result.wiring == "pre_ln"
     assert [site.kind for site in result.sites if site.role != "skip"] == ["attention", "feed-forward"] * 2
     assert result.unknown == ()
     assert result.closes

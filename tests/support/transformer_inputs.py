@@ -14,8 +14,8 @@ def get_sizes(kind):
     return (2, 3, D, HEADS) if kind is Transformer else (3, D, HEADS)
 
 
-def make_inputs(kind, dtype=f64, batch=BATCH):
-    x, memory = torch.randn(batch, N, D, dtype=dtype), torch.randn(batch, M, D, dtype=dtype)
+def make_inputs(kind):
+    x, memory = torch.randn(BATCH, N, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
     return {Encoder: (x,), Decoder: (x, memory), Transformer: (memory, x)}[kind]
 
 
@@ -27,11 +27,11 @@ def make_module(kind, wiring="pre_ln", **options):
     return randomize(module)
 
 
-def compute_gradients(call, parameters, tensors, seed=5):
+def compute_gradients(call, parameters, tensors):
     leaves = [t.clone().requires_grad_() for t in tensors]
-    torch.manual_seed(seed)
+    torch.manual_seed(5)
     y = call(*leaves)
-    torch.manual_seed(seed)
+    torch.manual_seed(5)
     parameters = list(parameters)
     return [y.detach(), *torch.autograd.grad(y, [*leaves, *parameters], torch.randn(y.shape, dtype=y.dtype))]
 

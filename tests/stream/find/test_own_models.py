@@ -23,7 +23,7 @@ def make_tokens(seed=0, dtype=torch.float32, tokens=5):
     return torch.randn(2, tokens, D, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def check(inspection, *expected, kinds=((ATTENTION, FEED_FORWARD),), closure=1e-5, num_layers=LAYERS):
+def check(inspection, *expected, kinds=((ATTENTION, FEED_FORWARD),), closure=1e-5):
     """Check the wirings, rows, kinds and final norms of the streams, and that all is proven and understood."""
     assert inspection.unknown == ()
     assert [stream.wiring.name for stream in inspection.streams if stream.wiring] == [
@@ -32,12 +32,12 @@ def check(inspection, *expected, kinds=((ATTENTION, FEED_FORWARD),), closure=1e-
     assert inspection.closes
     assert inspection.closure <= closure
     for stream, wiring, kind in zip(inspection.streams, expected, kinds, strict=True):
-        assert [site.kind for site in stream.sites if site.role != "skip"] == [*kind] * num_layers
-        ends_in_norm = wiring.ends_in_norm(num_layers) or wiring.name == "resi_dual"  # whose head has it
+        assert [site.kind for site in stream.sites if site.role != "skip"] == [*kind] * LAYERS
+        ends_in_norm = wiring.ends_in_norm(LAYERS) or wiring.name == "resi_dual"  # whose head has it
         assert (stream.final_norm is not None) == ends_in_norm
         assert stream.width == D
         if wiring.is_sequential:
-            assert find_row_differences(stream, wiring.rows(num_layers, len(kind))) == []
+            assert find_row_differences(stream, wiring.rows(LAYERS, len(kind))) == []
 
 
 # Stacks.
