@@ -8,7 +8,7 @@ import torch
 import addnorm
 from addnorm import Learned, Row, Wiring, wirings
 from support.families import shake
-from support.several_streams import make_mhc
+from support.several_streams import MHC, make_mhc
 from support.stacks import encoder
 from support.stream_steps import X, make_steps
 
@@ -166,7 +166,7 @@ WITH_NAN = (
 @pytest.mark.parametrize(("change", "words"), [HUGE, WITH_NAN], ids=["huge", "NaN in one token"])
 @pytest.mark.parametrize("streams", [1, 4])
 def test_numbers_that_prove_nothing_are_no_deviation(streams, change, words):
-    model, wiring, x = make_mhc(), "mhc", X
+    model, wiring, x = make_mhc(), MHC, X
     if streams == 1:
         model, wiring = encoder("pre_ln"), Row(norm_out=True)
     found = addnorm.verify(model, change(x), wiring=wiring)

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import addnorm
+from addnorm import wirings
 from support.families import shake
 from support.stacks import encoder
 
@@ -42,7 +43,9 @@ def move_to_cpu(tensor):
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
-@pytest.mark.parametrize("wiring", ["mhc", "denseformer", "gated_mix"])
+@pytest.mark.parametrize(
+    "wiring", [wirings.mhc(iterations=3), wirings.denseformer(), wirings.gated_mix()], ids=lambda w: w.name
+)
 def test_matrices_are_measured_on_the_device_of_the_run(wiring, monkeypatch):
     model, x = shake(encoder(wiring)), torch.randn(2, 5, 16)
     device = OtherDevice(x, *model.parameters(), *model.buffers())
@@ -55,5 +58,5 @@ def test_matrices_are_measured_on_the_device_of_the_run(wiring, monkeypatch):
         found = addnorm.inspect(model, x)
         shares = addnorm.decompose(model, x).mean_shares()
         rows = addnorm.stream.measure_streams(found.program)
-    assert (found.wiring, len(rows), found.program.expansion_closes) == (wiring, len(found.program.sites), True)
+    assert (found.wiring, len(rows), found.program.expansion_closes) == (wiring.name, len(found.program.sites), True)
     assert abs(sum(shares.values()) - 1) < 1e-5

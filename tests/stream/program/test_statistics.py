@@ -28,7 +28,7 @@ def test_statistics_equal_formulas_of_recorded_run():
         assert row.spread_B == pytest.approx(float(site.b.flatten(0, 1).std(0, correction=0).mean()))
     assert (
         max(row.forward for row in rows) < 1e-5 < max(row.backward for row in rows)
-    )  # 20 iterations end with the rows
+    )  # the iterations end with the rows
     (first, *_), text = json.loads(json.dumps(rows.to_dict())), str(rows)
     assert first["site"] == rows[0].site
     assert first["rms"] == [*rows[0].rms]
