@@ -71,7 +71,8 @@ def test_wrong_arguments(x, call, error, message):
 
 
 def test_stream_of_several(x):
-    assert addnorm.decompose(transformer(), x, x, stream="decoder").closure <= 1e-5
+    parts = addnorm.decompose(transformer(), x, x, stream="decoder")
+    assert (parts.depth, parts.closure <= 1e-5) == (6, True)
 
 
 @pytest.mark.parametrize("norm", ["recompute", "frozen"])

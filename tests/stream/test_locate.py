@@ -6,7 +6,8 @@ from torch.utils import _pytree as pytree
 
 import addnorm
 from support.families import shake
-from support.stacks import encoder, torch_encoder
+from support.stacks import encoder
+from support.stream_steps import make_steps, run_layers
 
 LAYERS, D = 3, 16
 
@@ -103,24 +104,18 @@ def test_wrong_arguments_are_refused(case):
         addnorm.locate(addnorm.inspect(case[0], case[1][:0]), case[1])
 
 
-class WithStates(torch.nn.Module):
-    """A model that returns its states, as those of transformers do: the last one is after the final norm."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder = torch_encoder(True, LAYERS, torch.nn.LayerNorm(D))
-        self.named = True
-
-    def forward(self, x):
-        states = [x]
-        for layer in self.encoder.layers:
-            states.append(layer(states[-1]))
-        y = self.encoder.norm(states[-1])
-        return {"hidden_states": (*states[:-1], y)} if self.named else (y, states[1])
+def return_states(m, x):
+    """Return the states of three layers, as models of transformers do: the last one is after the final norm."""
+    states = [x]
+    for k in range(LAYERS):
+        states.append(run_layers(m, states[-1], 2 * k, 2 * k + 2))
+    y = m.last(states[-1])
+    return {"hidden_states": (*states[:-1], y)} if m.named else (y, states[1])
 
 
 def test_places_in_the_output_are_named():
-    model, x = shake(WithStates().eval()), torch.randn(2, 5, D)
+    model, x = make_steps(return_states), torch.randn(2, 5, D)
+    model.named = True
     with torch.no_grad():
         states = model(x)["hidden_states"]
     found = addnorm.inspect(model, x)
@@ -143,17 +138,7 @@ class Returned:
 def test_output_without_names_of_its_parts_is_taken():
     if Returned not in pytree.SUPPORTED_NODES:
         pytree.register_pytree_node(Returned, lambda out: ([out.sample], None), lambda parts, _: Returned(*parts))
-    encoder_ = encoder("pre_ln", LAYERS)
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = encoder_
-
-        def forward(self, x):
-            return Returned(self.encoder(x))
-
-    model, x = Model(), torch.randn(3, 5, D)
+    model, x = make_steps(lambda m, x: Returned(m.last(run_layers(m, x)))), torch.randn(3, 5, D)
     found = addnorm.inspect(model, x)
     assert (found.wiring, found.closes) == ("pre_ln", True)
     assert addnorm.locate(found, model(x).sample).others == ("the model's output[0]",)

@@ -27,8 +27,8 @@ class Outer(nn.Module):
         return run(x)
 
 
-def make_mlp(d=D):
-    return nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
+def make_mlp():
+    return nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D))
 
 
 class Steps(nn.Module):
@@ -121,16 +121,6 @@ def stacked_sublayers(m, x):
 # Streams that are cut and joined.
 
 
-def joined_twice(m, x, other):
-    """Cut and join the stream twice in each layer, as Emformer."""
-    for k in (0, 2):
-        a, b = x[:, :2], x[:, 2:]
-        y = m.mlps[k](m.norms[k](torch.cat([a, b], 1)))
-        x = y + torch.cat([a, b], 1)
-        x = m.others[k](x + m.branch(k + 1, x))
-    return x
-
-
 def fused_tokens(m, x, other):
     """Compute the first token from two streams, as CrossViT."""
     for k in (0, 3):
@@ -162,15 +152,6 @@ def partly_normed(m, x, other):
 
 # Add positions before the norm of each sublayer.
 norm_of_a_sum = repeat(lambda m, k, x: m.others[k](x + m.branch(k, x + m.shifts[:5])), count=3)
-
-
-def two_heads(m, x):
-    x = run_layers(m, x, last=3)
-    return m.gates[0](m.last(x)), m.gates[1](m.context(x))
-
-
-# Multiply the transposed stream by a matrix, as MLP-Mixer.
-token_mixers = repeat(lambda m, k, x: x + torch.relu(m.norms[k](x).mT @ m.gammas[:5, :5]).mT, count=3)
 
 
 def bare_token_mixers(m, x):

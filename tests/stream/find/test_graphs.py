@@ -115,12 +115,6 @@ def test_inspect_ignores_adds_in_activations():
     assert {unknown.path: "twice" in unknown.reason for unknown in inspection.unknown} == {"0": False, "1": False}
 
 
-def test_inspect_explains_model_without_stream():
-    inspection = inspect(nn.LSTM(D, D, 2), make_input())
-    assert (inspection.wiring, inspection.sites, inspection.closes) == ("none", (), False)
-    assert "no residual add was found" in inspection.unknown[0].reason
-
-
 ROWS = torch.tensor([3, 0, 4, 1, 2])
 
 

@@ -171,14 +171,17 @@ class Part(nn.Module):
     ids=["checkpoint", "reentrant", "compiled"],
 )
 def test_branches_that_are_called_in_another_way(wrap):
-    found = []
+    whole, edited = [], []  # ablate disables checkpoints
     for way in (lambda branch: branch, wrap):
         model, x = build("hand stacked")
         model.layers = nn.ModuleList(nn.ModuleList(Part(site, way) for site in layer) for layer in model.layers)
+        whole.append(step(model, x.requires_grad_()))
         with addnorm.ablate(addnorm.inspect(model, x).program.sites[1]):
-            found.append(step(model, x.requires_grad_()))
-    assert column(found[1], "write", "l2")[1] == 0.0
-    assert numbers(found[1]) == pytest.approx(numbers(found[0]), rel=1e-8, abs=1e-12)
+            edited.append(step(model, x))
+    assert column(edited[1], "write", "l2")[1] == 0.0
+    for plain, other in (whole, edited):
+        assert len(column(other, "grad_frozen", "rms")) == 4
+        assert numbers(other) == pytest.approx(numbers(plain), rel=1e-8, abs=1e-12)
 
 
 def test_everything_is_restored_after_an_error():

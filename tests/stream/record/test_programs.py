@@ -7,15 +7,13 @@ from functools import partial
 import pytest
 import torch
 from torch.utils._pytree import tree_map_only
-from torch.utils.checkpoint import checkpoint
 
 import addnorm
 from addnorm import wirings
-from addnorm.lab.streams import StreamsRecorder
 from addnorm.stream.record.schema import STATISTICS, find_statistic
 from addnorm.wirings.coefficients.base import CoefficientModule
 from support.expansion import record_mhc
-from support.instrumented_model import backward, column, compute_loss, record, similarity, step
+from support.instrumented_model import column, compute_loss, record, similarity, step
 from support.several_streams import FORMS, build_transformers, make_mhc
 from support.stacks import encoder
 from support.stream_steps import X
@@ -99,24 +97,6 @@ def test_frozen_gradients_of_own_stacks(wiring):
     assert frozen != pytest.approx(whole, rel=1e-3)
 
 
-def test_frozen_gradients_through_checkpoints():
-    class Checkpointed(torch.nn.Module):
-        def __init__(self, site):
-            super().__init__()
-            self.site, self.fault, self.coefficients = site, site.fault, site.coefficients
-
-        def branch(self, read):
-            return checkpoint(self.site.branch, read, use_reentrant=False)
-
-    run, found = record_mhc("stacked"), []
-    for wrap in (lambda site: site, Checkpointed):
-        run.model.layers = torch.nn.ModuleList(torch.nn.ModuleList(map(wrap, layer)) for layer in run.model.layers)
-        rec = step(run.model, run.x)
-        found.append([column(rec, role, "rms") for role in ("grad", "grad_frozen")])
-    assert found[0] == found[1]
-    assert len(found[0][1]) == 4
-
-
 @pytest.mark.parametrize("wiring", ["siamese_norm", "pre_ln", "hyper_connections(dynamic=False)"])
 def test_fixed_coefficients_have_no_frozen_gradient(wiring):
     name, _, options = wiring.partition("(")
@@ -151,22 +131,6 @@ def finish(run, state, k, is_detached=False):
     sites = [site for layer in model.layers for site in layer]
     model.layers, model.start = torch.nn.ModuleList([torch.nn.ModuleList(sites[k:])]), lambda x: state
     return model(run.x)
-
-
-@pytest.mark.parametrize("wiring", ["mhc", "hyper_connections", "independent_hc", "gated_residual"])
-def test_own_stacks_have_the_numbers_of_their_hooks(wiring):
-    model, x = encoder(wiring), X
-    with StreamsRecorder(model.stack) as recorder:
-        backward(model, x)
-    expected, rec = recorder.statistics(), step(model, x)
-    assert column(rec, "out", "rms") == pytest.approx(expected["stream"][1:], rel=1e-5)
-    for k in range(len(expected["streams"][0])):
-        assert column(rec, "out", f"rms_{k}") == pytest.approx([row[k] for row in expected["streams"][1:]], rel=1e-5)
-        sizes = [(2 * 5 * 16) ** 0.5 * value for value in column(rec, "grad", f"rms_{k}")]
-        assert sizes == pytest.approx([row[k] for row in expected["gradients"][1:]], rel=1e-4)
-    norms = {name: p.grad.norm() for name, p in model.named_parameters() if "linear1" in name}
-    assert all(norm > 0 for norm in norms.values())
-    assert len(column(rec, "params", "grad_l2")) == 4
 
 
 @pytest.mark.parametrize("masked", [False, True])
