@@ -178,6 +178,24 @@ def test_saved_states_are_those_of_the_run(case, tmp_path):
         addnorm.save_states(addnorm.inspect(nn.Linear(2, 2), torch.ones(1, 2)), tmp_path / "states.pt")
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [("inspection",), ("terms",), ("terms", "0..start"), ("inspection", "streams"), ("inspection", "unknown"),
+     ("inspection", "streams", 0, "sites", 0, "row"), ("inspection", "streams", 0, "sites", 0, "row", "a")],
+)  # fmt: skip
+def test_saved_states_without_a_part_get_one_sentence(case, tmp_path, keys):
+    model, x, inspection = case
+    saved = torch.load(addnorm.save_states(inspection, tmp_path / "states.pt"))
+    *outer, last = keys
+    part = saved
+    for key in outer:
+        part = part[key]
+    del part[last]
+    torch.save(saved, tmp_path / "part.pt")
+    with pytest.raises(ValueError, match=r"like is '.*part.pt', expected a whole file of `addnorm record --states`: a part is"):
+        addnorm.verify(model, x, like=tmp_path / "part.pt")
+
+
 def test_streams_of_other_sizes_get_one_sentence(case):
     model, x, inspection = case
     two = make_model(model.layers[0].norm_first, 2)

@@ -81,8 +81,8 @@ def run(
 
 
 def _verify(inspection: Inspection, loaded: LoadedModel, wiring: Wiring, float64: bool) -> Verification:
-    """Compare a model with a wiring; with one of several streams by further runs, with moved coefficients."""
-    if wiring.has_rows:
+    """Compare a model with a wiring; if one of both has several streams by further runs, with moved coefficients."""
+    if wiring.has_rows and inspection.program is None:
         return addnorm.verify(inspection, wiring=wiring)
     call = (loaded.model, loaded.args, loaded.kwargs)
     model, args, kwargs = to_float64(*call) if float64 else call

@@ -22,7 +22,7 @@ UNRECOGNIZED = (
 def unrecognized_writes(model: nn.Module, args: Any, kwargs: Any, captured: Sequence[Boundary]) -> tuple[Boundary, ...]:
     """Return the writes of several streams that `inspect` proves and that no graph has in a form that is recognized."""
     try:
-        inspection = inspect_run(model, args, kwargs)
+        inspection = inspect_run(model, args, kwargs, as_program=False)
     except Exception:  # of any kind: what cannot be inspected has no such report
         return ()
     program: Any = inspection.program or inspection.unnamed

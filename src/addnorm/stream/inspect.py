@@ -116,9 +116,9 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
 
 
 def inspect_run(
-    model: nn.Module, args: Any, kwargs: dict[str, Any], float64: bool = False, as_program: bool = False
+    model: nn.Module, args: Any, kwargs: dict[str, Any], float64: bool = False, as_program: bool | None = None
 ) -> Inspection:
-    """Inspect a model as `inspect` does. With `as_program`, find its residual program even where rows describe it."""
+    """Inspect a model as `inspect` does; `as_program` is that of `inspect_flow`."""
     found = _inspect_once(model, args, kwargs, float64, as_program)
     if found.closes or not torch.is_inference_mode_enabled():
         return found
@@ -135,7 +135,9 @@ def leave_inference_mode() -> Iterator[None]:
         yield
 
 
-def _inspect_once(model: nn.Module, args: Any, kwargs: dict[str, Any], float64: bool, as_program: bool) -> Inspection:
+def _inspect_once(
+    model: nn.Module, args: Any, kwargs: dict[str, Any], float64: bool, as_program: bool | None
+) -> Inspection:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USAGE}.")
     check_inputs(model, args, kwargs, USAGE)
@@ -151,19 +153,24 @@ def _inspect_once(model: nn.Module, args: Any, kwargs: dict[str, Any], float64: 
     return replace(inspection, unknown=(NO_NUMBERS, *inspection.unknown)) if proves_nothing else inspection
 
 
-def inspect_flow(model: nn.Module, flow: Flow, target: nn.Module | None = None, as_program: bool = False) -> Inspection:
+def inspect_flow(
+    model: nn.Module, flow: Flow, target: nn.Module | None = None, as_program: bool | None = None
+) -> Inspection:
     """Return the inspection of a captured run, with its residual program where rows do not describe it.
 
     Args:
         model: the model that ran.
         flow: the run.
         target: the model of the user, if `model` is a copy.
-        as_program: find the residual program even where rows describe the run.
+        as_program: find the residual program even where rows describe the run; False to keep rows that do; None to replace
+            rows by a program where these have earlier states with factors, and the program has a name.
     """
     inspection = build_inspection(model, flow, target)
     is_named = len(inspection.streams) == 1 and inspection.streams[0].wiring is not None
+    is_mixed = any(naming.SCALED_SKIP in stream.remarks for stream in inspection.streams)  # as in x0_residual
     is_clear = inspection.closes and is_named and not any(map(_reads_several, inspection.sites))
-    return inspection if is_clear and not as_program else prefer_program(inspection, flow, as_program)
+    is_enough = is_clear and not as_program and (as_program is not None or not is_mixed)
+    return inspection if is_enough else prefer_program(inspection, flow, bool(as_program))
 
 
 def _has_numbers(result: Tensor) -> bool:

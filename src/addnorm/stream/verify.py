@@ -33,8 +33,10 @@ from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
 NO_PROGRAM = "its rows have no known wiring, and no other streams were found"
 RANDOM = "its matrices are random, as with dropout: call model.eval() before"
+DAMAGED = "like is {!r}, expected a whole file of `addnorm record --states`: a part is missing or changed ({}: {}). Record it again."
 MOVE, SMALL = 1.5, 64  # how far a parameter of the coefficients is moved if it has at most that many numbers
-SHARES = (1.0, 0.1)  # of the moves; the numbers of a deep model may overflow after the first
+SHARES = (1.0, 0.1, 0.01)  # of the moves; the numbers of a deep model may overflow after the first
+UNMOVED = ", with the parameters of the coefficients as they are: streams that are equal before training hide errors"
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,6 +50,8 @@ class Verification(Rendered):
         reference: name of the reference's class; None for a wiring.
         terms: the numbers of each term, compared with the reference's; empty for a wiring, or if the streams cannot be compared.
         unproven: parts of the model, or else of the reference, that `inspect` does not understand: nothing is said about them.
+        moved: whether the coefficients were compared with other parameters than the model's, which drive its streams apart;
+            False for an `Inspection`, and if the numbers overflow with them. None if there are only rows.
 
     Example:
         >>> model = addnorm.nn.Encoder(2, 16, nhead=2, wiring="post_ln").eval()
@@ -62,6 +66,7 @@ class Verification(Rendered):
     reference: str | None = None
     terms: tuple[TermError, ...] = ()
     unproven: tuple[Unknown, ...] = ()
+    moved: bool | None = None
 
     @property
     def different(self) -> tuple[TermError, ...]:
@@ -81,7 +86,7 @@ class Verification(Rendered):
         deviations = [{**vars(one), "sites": [*one.sites], "sentence": str(one)} for one in self.deviations]
         if self.wiring is not None:
             expected = {"wiring": self.wiring.name, "options": dict(self.wiring.options)}
-            return {**expected, "agrees": self.agrees, "deviations": deviations}
+            return {**expected, "agrees": self.agrees, "moved": self.moved, "deviations": deviations}
         terms = [{**vars(term), "agrees": term.agrees} for term in self.terms]
         return {"reference": self.reference, "agrees": self.agrees, "sentences": [*self.list_sentences()],
                 "deviations": deviations, "terms": terms}  # fmt: skip
@@ -112,7 +117,8 @@ class Verification(Rendered):
         sentences = [*self.list_sentences()]
         if self.agrees and self.wiring is not None:
             error = format_number(self.inspection.closure, 2)
-            yield Paragraph(("agrees ", "good"), f"with {self.expected}: {sites}, largest error {error}")
+            text = f"with {self.expected}: {sites}, largest error {error}" + UNMOVED * (self.moved is False)
+            yield Paragraph(("agrees ", "good"), text)
         elif self.agrees:
             most = max(self.terms, key=lambda term: term.roundings)
             text = f"{sites}, each computed from the reference's states; " + (
@@ -186,7 +192,14 @@ def verify(
         for name, one in (("model", model), ("like", like)):
             _refuse_split(name, one)
         inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
-        return _verify_like(inspection.with_program(), _find_states(like, args, kwargs))
+        inspection = inspection.with_program()
+        states = _find_states(like, args, kwargs)
+        try:
+            return _verify_like(inspection, states)
+        except (LookupError, TypeError, AttributeError) as error:
+            if not isinstance(like, str | Path):
+                raise
+            raise ValueError(DAMAGED.format(str(like), type(error).__name__, error)) from error
     if wiring is None:
         raise TypeError('wiring and like are not set, expected one of them: verify(model, x, wiring="pre_ln").')
     wiring = as_wiring(wiring)
@@ -197,7 +210,7 @@ def verify(
     eps = None if eps is None else check_float("eps", eps)
     if not wiring.has_rows:
         return _verify_program(model, args, kwargs, wiring, (eps, norm, dtype))
-    inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
+    inspection = model if isinstance(model, Inspection) else inspect_run(model, args, kwargs, as_program=False)
     if inspection.program is not None:
         return _verify_program(inspection, args, kwargs, wiring, (eps, norm, dtype))
     found = compare_wirings(inspection.streams, wiring, eps, norm, dtype)
@@ -261,10 +274,12 @@ def _verify_program(
     if _has_dropout(program):
         return Verification(wiring, inspection, (), unproven=(Unknown("", RANDOM),))
     found = None if isinstance(model, Inspection) else _compare_moved(model, args, kwargs, program, wiring)
+    is_moved = found is not None
     found = compare_program(program, wiring) if found is None else found
     differences = [*found, *compare_program_norms(program, *norms)]
     states = [value.tensor for state in program.spine.states for value in state]
-    return _judge(wiring, inspection, group_differences(differences, len(program.sites)), states)
+    judged = _judge(wiring, inspection, group_differences(differences, len(program.sites)), states)
+    return replace(judged, moved=is_moved)
 
 
 def _list_operands(program: Program) -> list[Value]:

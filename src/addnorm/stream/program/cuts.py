@@ -242,12 +242,15 @@ def _find_states(spine: Spine) -> None:
         available = {*spine.starts, *(earlier.value for earlier in writes[:k])}
         last = writes[k - 1].value if k else None
         targets = _find_live(spine, uses, available, write.start, last) | {*write.reads}
-        state = _cut(carrier, [*state, last] if last else state, targets, last)
+        before, state = state, _cut(carrier, [*state, last] if last else state, targets, last)
+        if last is not None and len(state) < len(before):  # a mix of streams that nothing reads later is a read
+            kept = _find_sums(carrier, before, last, targets, targets)
+            state = kept if len(kept) == len(before) else state
         moved = [_move_forward(spine, uses, value, write.start, targets, True, is_start=not k) for value in state]
         spine.states.append(state := sorted(dict.fromkeys(moved), key=lambda value: value.index))
     last, available = writes[-1].value, {*spine.starts, *(write.value for write in writes)}
     live = _find_live(spine, uses, available, spine.end.index, last, only_coefficients=True)
-    state = _find_last_state(carrier, state, last, spine.end, live)
+    state = _find_sums(carrier, state, last, [spine.end], live)
     alike = next((earlier for earlier in reversed(spine.states) if len(earlier) == len(state)), [])
     normed = [value.norm is not None for value in alike] or [False] * len(state)
     moved = [
@@ -374,14 +377,14 @@ def _find_region(carrier: Carrier, start: Set[Value], targets: Iterable[Value]) 
     return {value: follow(value) for value in walk(targets, follow)}
 
 
-def _find_last_state(
-    carrier: Carrier, state: Sequence[Value], last: Value, end: Value, live: Set[Value]
+def _find_sums(
+    carrier: Carrier, state: Sequence[Value], last: Value, targets: Iterable[Value], live: Set[Value]
 ) -> list[Value]:
-    """Return the state after the last write: the sums with it, and what is read beside them.
+    """Return the state after a write, `last`: the sums with it from which `targets` are computed, and what is read beside them.
 
     If coefficients are computed from the write alone, in `live`, it is a stream of its own.
     """
-    region = _find_region(carrier, {*state, last}, [end])
+    region = _find_region(carrier, {*state, last}, targets)
     own = {value for value in region if carrier.known[value].sources == carrier.known[last].sources}
     if appended := own & live:
         return [*state, min(appended, key=lambda value: value.index)]
@@ -393,7 +396,7 @@ def _find_last_state(
             return []
         return region[value]
 
-    beside = [value for value in walk([end], follow) if value in state]
+    beside = [value for value in walk(targets, follow) if value in state]
     return sorted([*sums, *beside], key=lambda value: value.index)
 
 

@@ -7,7 +7,8 @@ mutant, the difference is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ TERMS = {
     "collapse": "C, the weights of the read,", "mix": "A, the mixing matrix,", "inject": "B, the weights of the write,",
 }  # fmt: skip
 FORMULA = "the formula's"
+MOST_ORDERS = 24  # of streams that are tried
 NOISE = 5e-6  # a matrix with a smaller difference is not told from its transpose
 PLACES = {"norm_in": "before the sublayer", "norm_branch": "on the sublayer's output", "norm_out": "after the add"}
 
@@ -136,23 +138,47 @@ def _compare_sites(program: Program, wiring: Wiring, tolerance: float) -> Iterat
             yield Difference("the number of streams", str(program.sizes[k]), str(stage.n), site.id)
             return
         yield from _compare_places(site, stage)
-        fit = _fit(program, k, stage, place, relation, tolerance)
+        expected = fit_expected(stage)
+        after = naming.relate(program, k, stage, expected, relation)
+        order = after[0] if after is not None else _guess_order(site, expected, relation)
+        fit = _fit(program, k, stage, place, relation, tolerance, order)
         if fit.variant is not None:
             yield Difference(*fit.variant, FORMULA, site.id)
         for name, label in fit.labels.items():
             if label != "":
                 yield Difference(TERMS[name], label or "another one", FORMULA, site.id)
-        after = naming.relate(program, k, stage, fit_expected(stage), relation)
         if after is None and not fit.is_different and stage.learned:
-            other = "another one in the stream than in the read, or one for each feature"
-            yield Difference("a learned weight", other, "one number", site.id)
-        if after is not None:
-            relation = after[0]
-        elif program.sizes[k + 1] == stage.n_out:
-            relation = torch.eye(stage.n_out, dtype=torch.float64)
-        else:
-            yield Difference("the number of streams", str(program.sizes[k + 1]), str(stage.n_out), site.id)
+            yield Difference("a learned weight", _describe_weight(site), "one number", site.id)
+        count = program.sizes[k + 1]
+        if after is None and (count > stage.n_out or (count < stage.n_out and fit.is_different)):
+            yield Difference("the number of streams", str(count), str(stage.n_out), site.id)
             return
+        relation = order
+
+
+def _describe_weight(site: ProgramSite) -> str:
+    """Return what a weight is that is not learned as the wiring's is."""
+    if "learned" not in (site.mix.source, site.collapse.source):
+        return "a constant"
+    return "another one in the stream than in the read, or one for each feature"
+
+
+def _guess_order(site: ProgramSite, expected: Expected, relation: Tensor) -> Tensor:
+    """Return the relation (`naming.relate`) after a sublayer that differs: the order of streams in which it differs least."""
+    rows, count = expected.mix.shape[1], site.mix.values.shape[1]
+    order = torch.full((rows, count), torch.nan, dtype=torch.float64)
+    pairs = ((naming.apply(expected.mix, relation), site.mix.values), (expected.inject, site.inject.values))
+
+    def measure(places: Sequence[int]) -> float:
+        errors = (
+            naming.distance(own[:, i : i + 1], found[:, f : f + 1]) for own, found in pairs for f, i in enumerate(places)
+        )
+        return sum(min(error, 1.0) for error in errors)
+
+    orders = itertools.islice(itertools.permutations(range(rows), count), MOST_ORDERS)
+    for f, i in enumerate(min(orders, key=measure, default=())):
+        order[i] = torch.nn.functional.one_hot(torch.tensor(f), count).double()
+    return order
 
 
 def fit_expected(stage: Stage) -> Expected:
@@ -180,22 +206,29 @@ def _compare_places(site: ProgramSite, stage: Stage) -> Iterator[Difference]:
                 yield Difference(f"the factor of {term}", factor, "1", site.id)
 
 
-def _fit(program: Program, k: int, stage: Stage, place: Place, relation: Tensor, tolerance: float) -> _Fit:
-    """Return the assignment of parameters with which most matrices agree, or equal a mutant."""
-    found = {name: getattr(program.sites[k], name).values for name in TERMS}
+def _fit(
+    program: Program, k: int, stage: Stage, place: Place, relation: Tensor, tolerance: float, order: Tensor
+) -> _Fit:
+    """Return the assignment of parameters with which most matrices agree, or equal a mutant.
+
+    `order` is the relation after the sublayer; streams that the model does not keep are not compared.
+    """
+    kept = ~order.isnan().any(1)
+    rows = order[kept].argmax(1) if bool(kept.any()) else slice(None)  # of more streams than the wiring's, all differ
+    found = {name: getattr(program.sites[k], name).values[:, rows] for name in ("mix", "inject")}
     found["collapse"] = naming.measure_read(program, k, stage).values
     fits: list[_Fit] = []
     for variant, expected, mirror in _list_expected(program, k, stage, place, relation):
         own = {
-            "collapse": naming.apply(expected.collapse, relation), "mix": naming.apply(expected.mix, relation),
-            "inject": expected.inject,
+            "collapse": naming.apply(expected.collapse, relation),
+            "mix": naming.apply(expected.mix[:, kept], relation), "inject": expected.inject[:, kept],
         }  # fmt: skip
         labels: dict[str, str | None] = {}
         total = 0.0
         if stage.delayed:
             del own["collapse"]  # it was computed by the module before, whose C the options tell
         for name, matrix in own.items():
-            labels[name], error = _label(name, matrix, found[name], tolerance, mirror if name == "mix" else None)
+            labels[name], error = _label(name, matrix, found[name], tolerance, mirror if name == "mix" and bool(kept.all()) else None)
             total += min(error, 1e6)
         fits.append(_Fit(variant, labels, total))
         if variant is None and not any(label != "" for label in labels.values()) and mirror is None:
@@ -256,7 +289,7 @@ def _label(
         and naming.distance(torch.eye(n, dtype=torch.float64)[None, :, :, None], found) < naming.EXACT
     ):
         return "not applied: it is the identity", 0.0
-    if expected.shape[1:3] == found.shape[1:3] and not bool(expected.isnan().any()):
+    if expected.shape[1:3] == found.shape[1:3] and bool(expected.isfinite().all()):
         ratio = float((found * expected).sum() / expected.square().sum().clamp_min(1e-30))
         if ratio and naming.distance(ratio * expected, found) <= tolerance:
             return f"{format_number(ratio, 4, trim=True)} times {FORMULA}", 0.0

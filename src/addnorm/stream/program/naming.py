@@ -98,9 +98,12 @@ def search(program: Program, make: Any, constants: _Constants) -> Iterator[Match
             for other, change in tried:
                 if other is not None and other.error < match.error:
                     match, options = other, {**options, **change}
-        whole = _try(program, make, options) if match.error < float("inf") else None
-        if whole is not None:
-            yield whole
+        if match.error == float("inf"):
+            continue
+        wholes = [_try(program, make, options)]
+        if wholes[0] is not None and wholes[0].error == float("inf"):  # the option is of a later layer, and may be 0
+            wholes += [_try(program, make, {**options, name: 0.0}) for name in numbers]
+        yield from (whole for whole in wholes if whole is not None)
 
 
 def _list_options(
@@ -314,12 +317,14 @@ def relate(program: Program, k: int, stage: Stage, expected: Expected, relation:
     norms = [norm is not None for norm in found.norms_out]
     count = rows.shape[1]
     new = torch.full((stage.n_out, count), float("nan"), dtype=torch.float64)
-    worst, free, repeated = 0.0, [*range(count)], _find_repeated_rows(stage)
+    worst, free, repeated = 0.0, {*range(count)}, _find_repeated_rows(stage)
+    limit = max(LITTLE, 2 * program.tolerance) if stage.coefficients is not None else EXACT
     for i, has_norm in enumerate(stage.norms_out):
         wanted = apply(expected.mix[:, i : i + 1], relation)
         best = (float("inf"), -1)
-        for f in sorted(free, key=lambda f: f != i):  # most streams keep their places
-            if norms[f] != has_norm:
+        allowed = {*range(count)} if stage.n_out > count else free  # one value may be several streams of the wiring
+        for f in sorted(allowed, key=lambda f: (f not in free, f != i)):  # most streams keep their places
+            if norms[f] != has_norm or (f not in free and best[0] <= limit):
                 continue
             row = rows[:, f : f + 1]
             difference = max(
@@ -332,9 +337,9 @@ def relate(program: Program, k: int, stage: Stage, expected: Expected, relation:
                 best = (difference, f)
             if difference < EXACT:
                 break
-        if best[0] <= (max(LITTLE, 2 * program.tolerance) if stage.coefficients is not None else EXACT):
+        if best[0] <= limit:
             new[i] = torch.nn.functional.one_hot(torch.tensor(best[1]), count).double()
-            free.remove(best[1])
+            free.discard(best[1])
             worst = max(worst, best[0])
         elif stage.n_out <= count:
             return None
