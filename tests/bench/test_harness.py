@@ -171,6 +171,13 @@ print(json.dumps(faults))
 
 
 @pytest.mark.skipif(not timing.settle_allocator("default"), reason="the allocator is not glibc's")
+def test_verdicts_alone_have_no_summary():
+    """Claims have verdicts in place of numbers beside targets: judging them again adds no key."""
+    claims = dataclasses.replace(BENCHMARK, targets=(), verdicts=lambda document: {"claims": [1]})
+    assert claims.judge({"rows": []}) == {"claims": [1]}
+    assert claims.judge({"rows": [], "summary": []}) == {"summary": [], "claims": [1]}
+
+
 def test_allocator_states_differ_in_page_faults():
     faults = json.loads(run_python("-c", FAULTS).stdout)  # as a share of the tensor's pages
     assert faults["fresh"]["add"] > 0.9

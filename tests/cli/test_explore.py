@@ -8,10 +8,12 @@ import threading
 import time
 
 import pytest
+import torch
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+import addnorm
 from addnorm.cli import explore
 from addnorm.explorer import export, stack
 from support.commands import assert_one_sentence
@@ -109,6 +111,16 @@ def test_explore_listens_on_ipv6(served):
     message = run("--port", 0, "--host", "::1").stdout
     assert (served["at"][0], served["page"].token) == ("::1", None)
     assert message.startswith(f"The explorer is at http://[::1]:{served['at'][1]}/\n")
+
+
+def test_explore_opens_on_the_recording(served, monkeypatch, tmp_path):
+    path = tmp_path / "run.json"
+    model = addnorm.nn.Encoder(2, 8, nhead=2).eval()
+    with addnorm.record(model) as rec:
+        model(torch.randn(2, 3, 8)).square().mean().backward()
+    rec.save(path)
+    first = run("--port", 0, path).stdout.splitlines()[0]
+    assert first == f"The explorer is at http://127.0.0.1:{served['at'][1]}/#v=1&view=recording"
 
 
 def test_explore_reports_forbidden_port(monkeypatch, no_server):

@@ -10,7 +10,7 @@ from addnorm import Learned, Row, Wiring, wirings
 from support.families import shake
 from support.several_streams import MHC, make_mhc
 from support.stacks import encoder
-from support.stream_steps import X, make_steps
+from support.stream_steps import X, make_steps, run_layers
 
 LAYERS, D = 3, 16
 MOVED = "the norm is after the add, expected before the sublayer"
@@ -181,3 +181,12 @@ def test_verify_counts_the_norms_of_parallel_sublayers(norms):
     assert addnorm.verify(model, x, wiring=wirings.parallel(norms)).agrees
     (deviation,) = addnorm.verify(model, x, wiring=wirings.parallel(3 - norms)).deviations
     assert (deviation.found, deviation.expected, len(deviation.sites)) == (str(norms), str(3 - norms), LAYERS)
+
+
+def test_norm_of_pooled_tokens_is_no_final_norm():
+    model = make_steps(lambda m, x: m.last(run_layers(m, x, last=3).mean(1)))
+    found = addnorm.verify(model, X, wiring="pre_ln")
+    assert [*map(str, found.deviations)] == [
+        "the final norm is that in last, of what mean and later operators compute from the tokens, "
+        "expected after the last sublayer"
+    ]

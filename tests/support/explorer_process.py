@@ -82,7 +82,7 @@ class Explorer:
                 self.end(signal.SIGKILL)
                 raise AssertionError(f"the explorer does not listen: {self.stderr}")
             time.sleep(0.05)
-        self.url = found[1]
+        self.url = found[1].partition("#")[0]  # the fragment is that of the view
         split = urlsplit(self.url)
         self.host, self.port, self.token = split.hostname, split.port, split.query.removeprefix("token=")
 

@@ -106,13 +106,14 @@ class Benchmark:
             yield f"{row['variant']} failed in {where}: {' '.join(row['error'].split())}"
 
     def judge(self, document: Document) -> Document:
-        """Return `summary`, the numbers of a document beside their targets, and the keys of `verdicts`."""
+        """Return `summary`, the numbers of a document beside their targets if there are any, and the keys of `verdicts`."""
         targets = self.targets(document) if callable(self.targets) else self.targets
         # Numbers that `measure` has judged itself.
         direct = [row for row in document.get("summary", []) if "cells" not in row]
         cases = self.by_case(document) if targets else {}
         summary = [row for target in targets for row in target.rows(cases, self.title)]
-        return {"summary": summary + direct, **self.verdicts(document)}
+        has_summary = targets or "summary" in document  # claims have verdicts in its place
+        return {**({"summary": summary + direct} if has_summary else {}), **self.verdicts(document)}
 
 
 def run(
@@ -366,6 +367,6 @@ def report(benchmark: Benchmark, document: Document) -> Iterator[str]:
             times = "   ".join(f"{name} {format_seconds(row['median_us'] / 1e6)}" for name, row in rows.items())
             yield f"{benchmark.title(case)}:   {times}"
         yield from benchmark.failures(document)
-        for row in document["summary"]:
+        for row in document.get("summary", []):
             yield f"{judged(row)}  {row['name']}"
     yield from filter(None, [benchmark.idle and busy(document), unfinished(document)])

@@ -123,7 +123,7 @@ def targets_section(document: Document) -> str:
 
 def missed(document: Document, otherwise: str) -> str:
     """Return a text with the missed targets, or `otherwise` if none is missed."""
-    names = [f"{row['name']} ({digits(row['value'])})" for row in document["summary"] if row["met"] is False]
+    names = [f"{row['name']} ({digits(row['value'])})" for row in document.get("summary", []) if row["met"] is False]
     return f"Missed: {'; '.join(names)}" if names else otherwise
 
 

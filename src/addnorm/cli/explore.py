@@ -21,6 +21,7 @@ from addnorm._util.numbers import format_bytes
 from addnorm._util.optional import require
 from addnorm.cli._output import ArgumentError, argument_errors, working
 
+RECORDING_VIEW = "#v=1&view=recording"  # of the page's address
 REMEDY = "write it again with `addnorm record MODEL --out FILE`"  # of a recording that cannot be read
 SUFFIXES = (".json", ".parquet")
 PORT = 8017  # by default; another one where it is in use
@@ -51,7 +52,8 @@ def run(
             hosts = LOOPBACK if token is None else None
             app = create_app(recordings, hosts=hosts, token=token, scheduler=scheduler)
         torch.set_num_threads(1)  # small matrices gain nothing by more threads, and two clients are served at once
-        serve(app, scheduler, listener, partial(_announce, host, listener.getsockname()[1], token, opens_browser))
+        view = RECORDING_VIEW if recordings else ""
+        serve(app, scheduler, listener, partial(_announce, host, listener.getsockname()[1], token, view, opens_browser))
     click.echo("Interrupted.", err=True)
     if scheduler.is_busy:
         os._exit(0)  # Python would wait for running computations, whose results have no reader
@@ -97,7 +99,7 @@ def _export(folder: Path, recordings: tuple[Path, ...], opens_browser: bool) -> 
         f"The page is in {folder / 'index.html'} ({format_bytes(size)}): open it in a browser, or put the folder on a web host."
     )
     if opens_browser:
-        webbrowser.open((folder / "index.html").resolve().as_uri())
+        webbrowser.open((folder / "index.html").resolve().as_uri() + RECORDING_VIEW * bool(recordings))
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
@@ -118,11 +120,11 @@ def _listen(host: str, port: int | None) -> socket.socket:
         raise ArgumentError(f"{option} is {value}, where this machine cannot listen ({reason})") from None
 
 
-def _announce(host: str, port: int, token: str | None, opens_browser: bool) -> None:
+def _announce(host: str, port: int, token: str | None, view: str, opens_browser: bool) -> None:
     """Print the address, once the server answers."""
     name = ANY_ADDRESS.get(host, host)
     name = f"[{name}]" if ":" in name else name
-    address = f"http://{name}:{port}/" + ("" if token is None else f"?token={token}")
+    address = f"http://{name}:{port}/" + ("" if token is None else f"?token={token}") + view
     click.echo(f"The explorer is at {address}")
     if host in ANY_ADDRESS:
         click.echo(f"From other machines: replace {name} by the name of this machine.")

@@ -26,6 +26,7 @@ NORM_OPTIONS = {
     "unbiased": "the division by d - 1",
 }  # fmt: skip
 SUM_DTYPE = "the dtype of the sum"
+POOLED = "that in {}, of what {} and later operators compute from the tokens"
 MAX_SITES = 3  # sublayers named in a sentence
 
 
@@ -163,7 +164,9 @@ def _compare_ends(stream: Stream, wiring: Wiring) -> Iterator[Difference]:
     if wiring.embedding_norm and stream.embedding_norm is None:
         yield Difference("the norm of the embedding", "missing", "before the first sublayer", name)
     if wiring.ends_in_norm(stream.num_layers) and stream.final_norm is None and not stream.sites[-1].row.norm_out:
-        yield Difference("the final norm", "missing", "after the last sublayer", name)
+        pooled = stream.chain.pooled
+        found = "missing" if pooled is None else POOLED.format(pooled[0].path or "the model", pooled[1].name)
+        yield Difference("the final norm", found, "after the last sublayer", name)
 
 
 # Another model.

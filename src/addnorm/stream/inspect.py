@@ -259,9 +259,17 @@ def check_parameters(model: nn.Module, usage: str) -> None:
 
 
 def capture_flow(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], edits: Sequence[Editor] = ()) -> Flow:
-    """Return the data flow of the call `model(*args, **kwargs)`, with the edits of operators in it."""
-    with hint_inputs(args, kwargs):
-        return FlowCapture(model, editors=edits).run(args, kwargs)
+    """Return the data flow of the call `model(*args, **kwargs)`, with the edits of operators in it.
+
+    Autocast casts every parameter anew: a cached cast has no operator that leads to the parameter.
+    """
+    has_cache = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with hint_inputs(args, kwargs):
+            return FlowCapture(model, editors=edits).run(args, kwargs)
+    finally:
+        torch.set_autocast_cache_enabled(has_cache)
 
 
 def to_float64(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any, Any]:

@@ -329,3 +329,17 @@ def test_cache_is_appended_once():
             y = decoder(x, memory=memory, cache=cache)
     assert torch.equal(y, expected)
     assert cache.length == plain.length
+
+
+@pytest.mark.parametrize("wiring", ["pre_ln", "mhc"])
+def test_second_recording_in_an_autocast_block_is_whole(wiring):
+    """Autocast keeps the casts of parameters in its block: a later run has no operator that casts them."""
+    model, x = addnorm.nn.Encoder(2, 16, nhead=2, wiring=wiring).eval(), torch.randn(2, 5, 16)
+    tables = []
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            with addnorm.record(model) as rec:
+                model(x).float().square().mean().backward()
+            tables.append({(row.site, row.role, row.statistic): row.value for row in rec.table()})
+        assert torch.is_autocast_cache_enabled()
+    assert tables[0] == tables[1] and any(role == "params" for _, role, _ in tables[1])
