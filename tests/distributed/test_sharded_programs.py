@@ -1,9 +1,10 @@
-"""inspect, verify, record, decompose and ablate of sharded models with several streams: FSDP2 and tensor parallelism."""
+"""inspect, verify, record, decompose, ablate of sharded models with several streams: FSDP2, FSDP1, tensor parallelism."""
 
 import copy
 
 import pytest
 import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.distributed.fsdp import fully_shard
 
 import addnorm
@@ -95,6 +96,33 @@ def fsdp2_of_mhc():
 def fsdp2_of_other_wirings():
     for wiring in ("hyper_connections", "attention_residuals", "gated_residual"):
         check_model(build(wiring), shard_layers(build(wiring)), batch())
+
+
+@case(2)
+def fsdp1_of_mhc():
+    """No second backward runs, which ends the process, and no parameter is moved, whose memory may be freed."""
+    x = batch()
+    wanted = step(build(), x)
+    for use_orig_params in (True, False):
+        options = {"use_orig_params": use_orig_params, "device_id": torch.device("cpu")}
+        plain, sharded = build(), build()
+        for k in range(2):
+            sharded.stack.layers[k] = FSDP1(sharded.stack.layers[k], **options)
+        sharded = FSDP1(sharded, **options).eval()
+        found = addnorm.inspect(sharded, x)
+        assert (found.wiring, found.closes) == ("mhc", True)
+        verified = addnorm.verify(sharded, x, wiring="mhc")
+        assert verified.agrees and verified.moved is False and "as they are" in str(verified)
+        assert addnorm.verify(sharded, x, like=plain).agrees
+        assert addnorm.decompose(sharded, x).closure < 1e-10
+        rec = step(sharded, x)
+        assert rec.metadata["omitted"] == {
+            "gradients with frozen coefficients": "FullyShardedDataParallel allows no second backward: "
+            "shard it with fully_shard"
+        }
+        for role, statistic in (("grad", "l2"), ("write", "l2"), ("read", "rms")):
+            ours, theirs = (dict(one.series(role, statistic)) for one in (rec, wanted))
+            assert ours == pytest.approx(theirs, rel=1e-7) and theirs
 
 
 @case(2, slow=True)

@@ -192,7 +192,9 @@ def test_saved_states_without_a_part_get_one_sentence(case, tmp_path, keys):
         part = part[key]
     del part[last]
     torch.save(saved, tmp_path / "part.pt")
-    with pytest.raises(ValueError, match=r"like is '.*part.pt', expected a whole file of `addnorm record --states`: a part is"):
+    with pytest.raises(
+        ValueError, match=r"like is '.*part.pt', expected a whole file of `addnorm record --states`: a part is"
+    ):
         addnorm.verify(model, x, like=tmp_path / "part.pt")
 
 

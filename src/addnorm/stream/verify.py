@@ -19,7 +19,7 @@ from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.dataflow.graph import DATA, NOISE, Value
-from addnorm.stream.dataflow.wrappers import distribute, find_split_parameter
+from addnorm.stream.dataflow.wrappers import distribute, find_split_parameter, has_flat_parameters
 from addnorm.stream.deviations import MAX_SITES, Deviation, compare_models, compare_wirings, group_differences
 from addnorm.stream.find.remarks import MISSING
 from addnorm.stream.find.unknown import Unknown
@@ -33,7 +33,10 @@ from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
 NO_PROGRAM = "its rows have no known wiring, and no other streams were found"
 RANDOM = "its matrices are random, as with dropout: call model.eval() before"
-DAMAGED = "like is {!r}, expected a whole file of `addnorm record --states`: a part is missing or changed ({}: {}). Record it again."
+DAMAGED = (
+    "like is {!r}, expected a whole file of `addnorm record --states`: a part is missing or changed ({}: {}). "
+    "Record it again."
+)
 MOVE, SMALL = 1.5, 64  # how far a parameter of the coefficients is moved if it has at most that many numbers
 SHARES = (1.0, 0.1, 0.01)  # of the moves; the numbers of a deep model may overflow after the first
 UNMOVED = ", with the parameters of the coefficients as they are: streams that are equal before training hide errors"
@@ -51,7 +54,8 @@ class Verification(Rendered):
         terms: the numbers of each term, compared with the reference's; empty for a wiring, or if the streams cannot be compared.
         unproven: parts of the model, or else of the reference, that `inspect` does not understand: nothing is said about them.
         moved: whether the coefficients were compared with other parameters than the model's, which drive its streams apart;
-            False for an `Inspection`, and if the numbers overflow with them. None if there are only rows.
+            False for an `Inspection`, for `FullyShardedDataParallel`, and if the numbers overflow with them. None if there
+            are only rows.
 
     Example:
         >>> model = addnorm.nn.Encoder(2, 16, nhead=2, wiring="post_ln").eval()
@@ -321,7 +325,9 @@ def move_coefficients(model: nn.Module, program: Program, share: float = 1.0) ->
 def _compare_moved(
     model: nn.Module, args: Any, kwargs: dict[str, Any], program: Program, wiring: Wiring
 ) -> list[Difference] | None:
-    """Compare the program of the model with other coefficients; None if its equations do not close."""
+    """Compare the program of the model with other coefficients; None if its equations do not close, or none can be set."""
+    if has_flat_parameters(model):  # FullyShardedDataParallel gathers from its own storage, or frees what is written to
+        return None
     for share in SHARES:
         with move_coefficients(model, program, share):
             moved = inspect_run(model, args, kwargs, as_program=True).program

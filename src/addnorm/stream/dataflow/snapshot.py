@@ -42,7 +42,7 @@ from addnorm.stream.dataflow.holders import (
     is_same,
     save_reachable,
 )
-from addnorm.stream.dataflow.memory import disable_modes, is_leaf, is_strided, place_of, storage_key
+from addnorm.stream.dataflow.memory import disable_modes, is_in_memory, is_leaf, is_strided, place_of, storage_key
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.dataflow.wrappers import is_wrapper, preserve_shards
 from addnorm.stream.dataflow.writes import UndoLog
@@ -107,8 +107,9 @@ class StateSnapshot:
             self._contents = [
                 (t, t.detach().clone())
                 for t in reached
-                if not t.is_nested and (contents or (id(t) not in learned and _is_small(t)))
-            ]
+                if not t.is_nested and is_in_memory(t, tuple(t.shape))  # not a parameter that FSDP frees
+                and (contents or (id(t) not in learned and _is_small(t)))
+            ]  # fmt: skip
         self._globals = GlobalValues(namespaces, seen)
 
     @contextmanager

@@ -116,6 +116,11 @@ def find_fsdp_modules(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if isinstance(m, module.FSDPModule | module.FullyShardedDataParallel)]
 
 
+def has_flat_parameters(model: nn.Module) -> bool:
+    """Return whether `FullyShardedDataParallel` was applied to a module of a model."""
+    return not all(hasattr(module, "reshard") for module in find_fsdp_modules(model))
+
+
 def find_split_parameter(model: nn.Module) -> str:
     """Return the name of a parameter with which each process computes a part: a DTensor that FSDP does not gather; else ""."""
     gathered = {p for module in find_fsdp_modules(model) for p in module.parameters()}

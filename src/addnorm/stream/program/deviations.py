@@ -171,7 +171,9 @@ def _guess_order(site: ProgramSite, expected: Expected, relation: Tensor) -> Ten
 
     def measure(places: Sequence[int]) -> float:
         errors = (
-            naming.distance(own[:, i : i + 1], found[:, f : f + 1]) for own, found in pairs for f, i in enumerate(places)
+            naming.distance(own[:, i : i + 1], found[:, f : f + 1])
+            for own, found in pairs
+            for f, i in enumerate(places)
         )
         return sum(min(error, 1.0) for error in errors)
 
@@ -227,8 +229,9 @@ def _fit(
         total = 0.0
         if stage.delayed:
             del own["collapse"]  # it was computed by the module before, whose C the options tell
+        whole_mirror = mirror if bool(kept.all()) else None
         for name, matrix in own.items():
-            labels[name], error = _label(name, matrix, found[name], tolerance, mirror if name == "mix" and bool(kept.all()) else None)
+            labels[name], error = _label(name, matrix, found[name], tolerance, whole_mirror if name == "mix" else None)
             total += min(error, 1e6)
         fits.append(_Fit(variant, labels, total))
         if variant is None and not any(label != "" for label in labels.values()) and mirror is None:

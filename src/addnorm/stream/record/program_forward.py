@@ -17,6 +17,7 @@ from torch import Tensor
 from addnorm.stream.dataflow.arithmetic import Factor
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import Observer
+from addnorm.stream.dataflow.wrappers import has_flat_parameters
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.program.maps import Map, join_streams, measure_map, shrink, to_streams
 from addnorm.stream.program.result import NAME, Program
@@ -55,6 +56,8 @@ class ProgramForward(Forward):
         hooks = self.gradients
         if hooks is not None:
             with self.omitting("gradients with frozen coefficients"):
+                if has_flat_parameters(self.leaves.model):  # torch ends the process in a backward within a backward
+                    raise OmittedError("FullyShardedDataParallel allows no second backward: shard it with fully_shard")
                 coefficients = probes.find_coefficients()
         self._is_measured = not probes.is_released
         probes.release_tensors()

@@ -23,7 +23,7 @@ from addnorm._util.arguments import check_int
 from addnorm._util.torch_internals import in_function_transform
 from addnorm.stream.dataflow.graph import Flow
 from addnorm.stream.dataflow.observers import ObserverMode, observe_forwards, use_nonreentrant_checkpoints
-from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_ranks, meet, reshard
+from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_ranks, has_flat_parameters, meet, reshard
 from addnorm.stream.edits import AddEdit, OutputEdit, list_edits
 from addnorm.stream.inspect import (
     capture_flow,
@@ -175,9 +175,8 @@ class _Recorder:
         metadata = {"model": type(self.model).__name__, "torch": torch.__version__, "date": now}
         self.recording = Recording((), metadata)
         self.recording._update_maps = self._update_maps
-        fsdp = find_fsdp_modules(self.model)
-        self._has_fsdp = bool(fsdp)
-        if gather and not all(hasattr(module, "reshard") for module in fsdp):
+        self._has_fsdp = bool(find_fsdp_modules(self.model))
+        if gather and has_flat_parameters(self.model):
             raise ValueError(
                 "gather is True, expected False for FullyShardedDataParallel: shard the model with fully_shard to measure "
                 "whole parameters."
