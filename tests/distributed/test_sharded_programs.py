@@ -112,7 +112,9 @@ def fsdp1_of_mhc():
         found = addnorm.inspect(sharded, x)
         assert (found.wiring, found.closes) == ("mhc", True)
         verified = addnorm.verify(sharded, x, wiring="mhc")
-        assert verified.agrees and verified.moved is False and "as they are" in str(verified)
+        assert verified.agrees
+        assert verified.moved is False
+        assert "as they are" in str(verified)
         assert addnorm.verify(sharded, x, like=plain).agrees
         assert addnorm.decompose(sharded, x).closure < 1e-10
         rec = step(sharded, x)
@@ -122,7 +124,8 @@ def fsdp1_of_mhc():
         }
         for role, statistic in (("grad", "l2"), ("write", "l2"), ("read", "rms")):
             ours, theirs = (dict(one.series(role, statistic)) for one in (rec, wanted))
-            assert ours == pytest.approx(theirs, rel=1e-7) and theirs
+            assert ours == pytest.approx(theirs, rel=1e-7)
+            assert theirs
 
 
 @case(2, slow=True)

@@ -32,8 +32,8 @@ class _Reinjected(nn.Module):
         if self.fault == "table":
             x0 = self.tables[1](ids)
         for k, (scale, x0_scale) in enumerate(zip(self.scales, self.x0_scales, strict=True)):
-            if self.fault == "constant":
-                scale, x0_scale = 1.1, 0.3
+            if self.fault == "constant":  # no learned numbers
+                scale, x0_scale = 1.1, 0.3  # noqa: PLW2901
             if self.fault == "pre_ln":
                 x = scale * x
             elif self.fault != "after":
@@ -62,7 +62,8 @@ def test_inspect_names_a_mix_that_is_computed_once(backout, layers):
     model = _Reinjected(backout=backout, layers=layers).eval()
     wiring = addnorm.wirings.x0_residual(backout=0.2 if backout else 0.0)
     found = addnorm.inspect(model, IDS)
-    assert found.closes and (found.wiring, dict(found.program.wiring.options)) == ("x0_residual", dict(wiring.options))
+    assert found.closes
+    assert (found.wiring, dict(found.program.wiring.options)) == ("x0_residual", dict(wiring.options))
     assert addnorm.verify(model, IDS, wiring=wiring)
     other = addnorm.wirings.x0_residual(backout=0.0 if backout else 0.2)
     assert not addnorm.verify(model, IDS, wiring=other) or (layers == 2 and not backout)
@@ -91,7 +92,8 @@ def test_verify_finds_errors_in_a_reinjected_embedding(fault, text):
     assert addnorm.inspect(model, IDS).wiring != "x0_residual"
     found = addnorm.verify(model, IDS, wiring=addnorm.wirings.x0_residual(backout=0.0))
     sentences = [*map(str, found.deviations)]
-    assert not found and sentences[0].startswith(text)
+    assert not found
+    assert sentences[0].startswith(text)
     if fault in ("read", "keep"):
         assert [deviation.sites for deviation in found.deviations] == [("layers.2.0",)]
     assert "opposite order" not in "".join(sentences)

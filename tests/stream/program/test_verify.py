@@ -194,10 +194,13 @@ def test_right_model_agrees_before_training(wiring):
 def test_result_says_where_no_parameters_were_moved(monkeypatch):
     model, x = addnorm.nn.Encoder(2, 16, nhead=2, wiring="hyper_connections").eval(), torch.randn(2, 5, 16)
     found = addnorm.verify(model, x, wiring="hyper_connections")
-    assert found.moved and found.to_dict()["moved"] and "as they are" not in str(found)
+    assert found.moved
+    assert found.to_dict()["moved"]
+    assert "as they are" not in str(found)
     monkeypatch.setattr(importlib.import_module("addnorm.stream.verify"), "MOVE", 1e38)
     found = addnorm.verify(model, x, wiring="hyper_connections")
-    assert found.agrees and found.to_dict()["moved"] is False
+    assert found.agrees
+    assert found.to_dict()["moved"] is False
     text = "with the parameters of the coefficients as they are: streams that are equal before training hide errors"
     assert " ".join(str(found).split()).endswith(text)
     assert addnorm.verify(addnorm.nn.Encoder(2, 16, nhead=2).eval(), x, wiring="pre_ln").moved is None

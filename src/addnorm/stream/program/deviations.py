@@ -138,7 +138,7 @@ def _compare_sites(program: Program, wiring: Wiring, tolerance: float) -> Iterat
             yield Difference("the number of streams", str(program.sizes[k]), str(stage.n), site.id)
             return
         yield from _compare_places(site, stage)
-        expected = fit_expected(stage)
+        expected = _build_constants(stage)
         after = naming.relate(program, k, stage, expected, relation)
         order = after[0] if after is not None else _guess_order(site, expected, relation)
         fit = _fit(program, k, stage, place, relation, tolerance, order)
@@ -183,7 +183,7 @@ def _guess_order(site: ProgramSite, expected: Expected, relation: Tensor) -> Ten
     return order
 
 
-def fit_expected(stage: Stage) -> Expected:
+def _build_constants(stage: Stage) -> Expected:
     """Return the constant matrices of a stage, with NaN for what a module computes."""
     n, m = stage.n, stage.n_out
     unknown = Expected(
