@@ -111,6 +111,8 @@ def fsdp1_of_mhc():
         sharded = FSDP1(sharded, **options).eval()
         found = addnorm.inspect(sharded, x)
         assert (found.wiring, found.closes) == ("mhc", True)
+        if not use_orig_params:
+            continue
         verified = addnorm.verify(sharded, x, wiring="mhc")
         assert verified.agrees
         assert verified.moved is False

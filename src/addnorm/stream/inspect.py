@@ -162,8 +162,7 @@ def inspect_flow(
         model: the model that ran.
         flow: the run.
         target: the model of the user, if `model` is a copy.
-        as_program: find the residual program even where rows describe the run; False to keep rows that do; None to replace
-            rows by a program where these have earlier states with factors, and the program has a name.
+        as_program: True to find the residual program even where rows describe the run; False to keep such rows.
     """
     inspection = build_inspection(model, flow, target)
     is_named = len(inspection.streams) == 1 and inspection.streams[0].wiring is not None
@@ -259,11 +258,8 @@ def check_parameters(model: nn.Module, usage: str) -> None:
 
 
 def capture_flow(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], edits: Sequence[Editor] = ()) -> Flow:
-    """Return the data flow of the call `model(*args, **kwargs)`, with the edits of operators in it.
-
-    Autocast casts every parameter anew: a cached cast has no operator that leads to the parameter.
-    """
-    has_cache = torch.is_autocast_cache_enabled()
+    """Return the data flow of the call `model(*args, **kwargs)`, with the edits of operators in it."""
+    has_cache = torch.is_autocast_cache_enabled()  # a cached cast has no operator that leads to the parameter
     torch.set_autocast_cache_enabled(False)
     try:
         with hint_inputs(args, kwargs):

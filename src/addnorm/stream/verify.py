@@ -197,9 +197,9 @@ def verify(
             _refuse_split(name, one)
         inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
         inspection = inspection.with_program()
-        states = _find_states(like, args, kwargs)
+        reference = _find_states(like, args, kwargs)
         try:
-            return _verify_like(inspection, states)
+            return _verify_like(inspection, reference)
         except (LookupError, TypeError, AttributeError) as error:
             if not isinstance(like, str | Path):
                 raise

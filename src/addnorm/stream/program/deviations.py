@@ -8,7 +8,7 @@ mutant, the difference is named.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -169,7 +169,7 @@ def _guess_order(site: ProgramSite, expected: Expected, relation: Tensor) -> Ten
     order = torch.full((rows, count), torch.nan, dtype=torch.float64)
     pairs = ((naming.apply(expected.mix, relation), site.mix.values), (expected.inject, site.inject.values))
 
-    def measure(places: Sequence[int]) -> float:
+    def measure(places: Iterable[int]) -> float:
         errors = (
             naming.distance(own[:, i : i + 1], found[:, f : f + 1])
             for own, found in pairs
