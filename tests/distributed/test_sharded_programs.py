@@ -131,8 +131,8 @@ def fsdp1_of_mhc():
             "shard it with fully_shard"
         }
         for role, statistic in (("grad", "l2"), ("write", "l2"), ("read", "rms")):
-            ours, theirs = (dict(one.series(role, statistic)) for one in (rec, wanted))
-            assert ours == pytest.approx(theirs, rel=1e-7)
+            ours, theirs = ([value for _, value in one.series(role, statistic)] for one in (rec, wanted))
+            assert ours == pytest.approx(theirs, rel=1e-7), role  # the sites have the names of the wrapped modules
             assert theirs
 
 
