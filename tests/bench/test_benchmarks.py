@@ -54,7 +54,7 @@ def small(scripts, monkeypatch, threads):
     for place, name, value in (
         (scripts.stream.models, "load", small_bert), (scripts.stream, "CALLS", 1),
         (scripts.stream, "Encoder", lambda layers, *sizes, **options: Encoder(1, *sizes, **options)),
-        (scripts.stack, "has_inductor", has(wiring=scripts.stack.COMPILED_STREAMS)), (scripts.fuse, "SECONDS", 0.01),
+        (scripts.stack, "has_inductor", has(wiring=scripts.stack.STREAMS)), (scripts.fuse, "SECONDS", 0.01),
         (scripts.fuse.models, "SIZES", decoder), (fusion_benchmark, "SHARE_SECONDS", 0.0),
         (scripts.memory, "SETTINGS", dict(itertools.islice(scripts.memory.SETTINGS.items(), 2))), (scripts.lab, "EVERY", 2),
         (scripts.lab, "text_of_the_lab", lambda: TEXT), (scripts.streams, "COPY_BYTES", 4096),

@@ -45,17 +45,17 @@ class PreNormLayer(Layer):
 
 
 class PreNormModel(nn.Module):
-    """Model of two layers and a norm."""
+    """Model whose layers `run(layer, x)` runs; a norm follows the last one."""
 
-    def __init__(self):
+    def __init__(self, p=0.0, layers=2, run=lambda layer, x: layer(x)):
         super().__init__()
         torch.manual_seed(1)
-        self.layers = nn.ModuleList(PreNormLayer() for _ in range(2))
-        self.norm = nn.LayerNorm(D)
+        self.layers = nn.ModuleList(PreNormLayer(p) for _ in range(layers))
+        self.norm, self.run = nn.LayerNorm(D), run
 
     def forward(self, x):
         for layer in self.layers:
-            x = layer(x)
+            x = self.run(layer, x)
         return self.norm(x)
 
 

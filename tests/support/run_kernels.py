@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 import addnorm
-from addnorm.ops import cpu
+from addnorm.ops import attend, cpu
 from addnorm.ops.streams.kinds import GATE_KINDS
-from addnorm.wirings.coefficients import sources
 from support import accuracy, stream_calls
 from support.cases import BASIC, DTYPES, OPTIONS, Call, bf16, cotangents, f16, f32, f64, make
 from support.inplace_calls import in_place, into, nan
@@ -75,11 +74,12 @@ class ReadCall:
     tensors: dict[str, Tensor]
     normed_values: bool
 
-    def __call__(self, tensors=None, attend=sources._AttendFunction.apply):
+    def __call__(self, tensors=None, compute=attend.AttendFunction.apply):
         """Return the reads by name, of `tensors` if they are given."""
         rows = dict(self.tensors if tensors is None else tensors)
-        reads = attend(rows.pop("query"), rows.pop("weight", None), 1e-3, self.normed_values, *rows.values())
-        return {f"read {r}": read for r, read in enumerate(reads)}
+        query = rows.pop("query")
+        outputs = compute(query, rows.pop("weight", None), 1e-3, self.normed_values, *rows.values())
+        return {f"read {r}": outputs[r] for r in range(len(query))}
 
     def assert_accurate(self):
         """Check reads and gradients: twice the error of torch's operators in float32, and some roundings (another order).
@@ -96,8 +96,8 @@ class ReadCall:
             )
             for call, dtype in (
                 (self, None),
-                (partial(self, attend=sources._attend), None),
-                (partial(self, attend=sources._attend), f64),
+                (partial(self, compute=attend.reads_of), None),
+                (partial(self, compute=attend.reads_of), f64),
             )
         )
         sizes = {name: t.abs().max().item() for name, t in exact.items()}
