@@ -77,8 +77,7 @@ CASES = [
     ("stack", STACK, ("addnorm", "plain", "torch"), {}),
     ("stack", STACK | {"wiring": "post_ln", "job": "training"}, ("addnorm", "plain", "torch"), {}),
     *(("stack", STACK | {"wiring": wiring, "job": "training"}, ("addnorm", "plain", "addnorm, compiled", "plain, compiled"), {})
-      for wiring in ("hyper_connections", "mhc")),
-    ("stack", STACK | {"wiring": "attention_residuals", "job": "training"}, ("addnorm", "plain"), {}),
+      for wiring in ("hyper_connections", "mhc", "attention_residuals")),
     pytest.param("limit", {"norm": "layer", "job": "stream", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
     pytest.param("limit", {"norm": "rms", "job": "y", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
     ("limit", {"norm": "rms", "job": "forward_backward", **OPERATION}, ("eager", "addnorm"), {}),
