@@ -108,6 +108,13 @@ def test_document_is_written_whole_or_as_partial(tmp_path):
     assert [*path.parent.iterdir()] == [path]
 
 
+@pytest.mark.parametrize("text", ["", '{"caches": [{"name": "L1d", "one-size": null}]}'])
+def test_caches_of_unknown_size_are_left_out(text, monkeypatch):
+    assert all(size > 0 for size in environment.caches().values())
+    monkeypatch.setattr(environment, "run", lambda command: (0, text, ""))
+    assert environment.caches() == {}
+
+
 def test_run_of_another_environment_is_not_continued(tmp_path):
     here, path = environment.describe(), tmp_path / "small.json"
     assert harness.find_earlier(path, here) is None

@@ -86,6 +86,23 @@ def test_node_has_second_derivatives_and_frozen_inputs(name):
             assert_close(ours, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["gates", "reads"])
+def test_backward_inside_autocast_is_not_rounded(name):
+    (node, _), make = CASES[name]
+    inputs = [t.requires_grad_() if isinstance(t, torch.Tensor) else t for t in make((2, 7), f32)]
+    outputs = [t for t in node.apply(*inputs) if t is not None and t.requires_grad]
+    cotangents = [torch.linspace(-1, 2, t.numel()).reshape(t.shape).sin() for t in outputs]
+    leaves = [t for t in inputs if isinstance(t, torch.Tensor)]
+
+    def differentiate(create_graph):
+        return torch.autograd.grad(outputs, leaves, cotangents, retain_graph=True, create_graph=create_graph)
+
+    expected = differentiate(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(differentiate(False), expected, rtol=0, atol=0)
+        assert_close(differentiate(True), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_compiled_autograd_has_the_gradients_of_reads():
     (node, _), make = CASES["reads"]
     arguments = make((2,), f32)

@@ -116,7 +116,8 @@ def cpu_model() -> str:
 def caches() -> dict[str, int]:
     """Return the bytes of one cache of each level, such as `{"L1d": 32768, "L2": 1048576, "L3": 33554432}`."""
     failed, text, _ = run("lscpu --caches=NAME,ONE-SIZE --bytes --json")
-    return {} if failed else {cache["name"]: int(cache["one-size"]) for cache in json.loads(text)["caches"]}
+    found = [] if failed or not text else json.loads(text)["caches"]
+    return {cache["name"]: int(cache["one-size"]) for cache in found if cache["one-size"]}
 
 
 def commit() -> dict[str, Any]:

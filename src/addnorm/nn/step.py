@@ -17,7 +17,6 @@ hooks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +28,7 @@ from addnorm.functional import FUNCTIONS, add_residual
 from addnorm.nn.norm import MODULES
 from addnorm.nn.state import NO_OPTIONS, Options, PendingWrite, StreamState, is_distributed
 from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
+from addnorm.ops.autocast import disable_autocast
 from addnorm.ops.dispatch import fast_path
 from addnorm.ops.dtensor import spread
 from addnorm.wirings import coefficients
@@ -154,7 +154,7 @@ def add_write(streams: Streams, write: PendingWrite, norms: Sequence[Any], kind:
         dtype = write.options.get("residual_dtype")
         return add_and_norm(streams, write.branch, norms[0], kind, ONE, dtype, write.options, return_stream=False)[1]
     if isinstance(streams, Tensor):
-        with _without_autocast(streams):
+        with disable_autocast(streams):
             return _add_stacked(streams, write)
     mix = identity(len(streams)) if write.mix is None else write.mix
     return tuple(_add_row(row, streams, write, k, norms[k] if norms else None, kind) for k, row in enumerate(mix))
@@ -284,7 +284,7 @@ def _attend(module: Any, spec: Stage | Head, state: StreamState, streams: Stream
     is_general = computed is None or state.sites is not None or spec.delayed or any(spec.norm_streams)
     if is_general or not is_unmodified(computed, ATTENDING):
         return None
-    with _without_autocast(streams[0]):
+    with disable_autocast(streams[0]):
         return computed.read(streams)  # type: ignore[no-any-return]
 
 
@@ -329,7 +329,7 @@ def _read_in_one_call(module: Any, spec: Stage | Head, state: StreamState, norm:
             "streams_dtype": dtype,
         }
     if computed is not None and is_unmodified(computed, GATED):
-        with _without_autocast(x):  # as in the module's own call
+        with disable_autocast(x):  # as in the module's own call
             gates, is_constant = computed.gates(), computed.is_constant
     if gates is None and computed is not None:
         if pending and not is_constant:  # the coefficients need the streams
@@ -409,10 +409,3 @@ def _copy_parameters(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_copy_parameters(entry) for entry in value)
     return value.clone() if isinstance(value, nn.Parameter) else value
-
-
-def _without_autocast(streams: Tensor) -> AbstractContextManager[Any]:
-    """Return a context without autocast, in which operators compute in the dtypes of their operands."""
-    device = streams.device.type
-    is_off = device == "meta" or not torch.is_autocast_enabled(device)  # torch has no autocast on meta
-    return nullcontext() if is_off else torch.autocast(device, enabled=False)

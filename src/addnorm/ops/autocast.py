@@ -6,6 +6,7 @@ at the dispatcher's autocast keys, so they cost nothing outside autocast.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -38,3 +39,10 @@ def _register(device_type: str, key: str, overload: str) -> None:
 for _overload in ("", ".kernel"):
     _register("cpu", "AutocastCPU", _overload)
     _register("cuda", "AutocastCUDA", _overload)
+
+
+def disable_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context without autocast, in which operators compute in the dtypes of their operands."""
+    device = x.device.type
+    is_off = device == "meta" or not torch.is_autocast_enabled(device)  # torch has no autocast on meta
+    return nullcontext() if is_off else torch.autocast(device, enabled=False)

@@ -33,6 +33,7 @@ from addnorm._util.torch_internals import (
     in_transform,
 )
 from addnorm.ops import compile_mode, cpu, eager, formulas, save_outputs
+from addnorm.ops.autocast import disable_autocast
 from addnorm.ops.options import ADD_OPTIONS, GRADIENTS, NORMS
 from addnorm.ops.schema import (
     ADD_ARGUMENTS,
@@ -219,7 +220,7 @@ def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
 def differentiate(
     compute: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool], grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a formula's arguments in a graph of their own, as `create_graph=True` needs.
+    """Return the gradients of a formula's arguments in a graph of their own, without autocast, as `create_graph=True` needs.
 
     Args:
         compute: the formula, which returns tensors; None for one that is left out.
@@ -229,10 +230,11 @@ def differentiate(
     """
     # Views: an argument may depend on an earlier one, and this gradient must not pass through it.
     arguments = [a.view_as(a) if isinstance(a, Tensor) else a for a in arguments]
-    results = [(result, grad) for result, grad in zip(compute(*arguments), grads, strict=True) if result is not None]
     needed = [a for a, need in zip(arguments, needs, strict=True) if need]
-    outputs, grads = zip(*results, strict=True)
-    found = iter(torch.autograd.grad(outputs, needed, grads, create_graph=True))
+    with disable_autocast(needed[0]):
+        pairs = zip(compute(*arguments), grads, strict=True)
+        outputs, grads = zip(*((result, grad) for result, grad in pairs if result is not None), strict=True)
+        found = iter(torch.autograd.grad(outputs, needed, grads, create_graph=True))
     return tuple(next(found) if need else None for need in needs)
 
 

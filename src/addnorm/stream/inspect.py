@@ -261,6 +261,7 @@ def capture_flow(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], 
     """Return the data flow of the call `model(*args, **kwargs)`, with the edits of operators in it."""
     has_cache = torch.is_autocast_cache_enabled()  # a cached cast has no operator that leads to the parameter
     torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()  # an autocast block in the model switches the cache on
     try:
         with hint_inputs(args, kwargs):
             return FlowCapture(model, editors=edits).run(args, kwargs)

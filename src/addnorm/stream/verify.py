@@ -54,8 +54,8 @@ class Verification(Rendered):
         terms: the numbers of each term, compared with the reference's; empty for a wiring, or if the streams cannot be compared.
         unproven: parts of the model, or else of the reference, that `inspect` does not understand: nothing is said about them.
         moved: whether the coefficients were compared with other parameters than the model's, which drive its streams apart;
-            False for an `Inspection`, for `FullyShardedDataParallel`, and if the numbers overflow with them. None if there
-            are only rows.
+            False for an `Inspection`, for `FullyShardedDataParallel`, and if the numbers overflow with them. None if no
+            coefficients with parameters were compared.
 
     Example:
         >>> model = addnorm.nn.Encoder(2, 16, nhead=2, wiring="post_ln").eval()
@@ -277,13 +277,16 @@ def _verify_program(
         return Verification(wiring, inspection, (Deviation("the rule of the stream", inspection.wiring, wiring.name),))
     if _has_dropout(program):
         return Verification(wiring, inspection, (), unproven=(Unknown("", RANDOM),))
-    found = None if isinstance(model, Inspection) else _compare_moved(model, args, kwargs, program, wiring)
-    is_moved = found is not None
+    is_learned = bool(find_leaves(program.spine, _list_operands(program))[0])
+    found = None
+    if is_learned and not isinstance(model, Inspection):
+        found = _compare_moved(model, args, kwargs, program, wiring)
+    moved = found is not None if is_learned else None
     found = compare_program(program, wiring) if found is None else found
     differences = [*found, *compare_program_norms(program, *norms)]
     states = [value.tensor for state in program.spine.states for value in state]
     judged = _judge(wiring, inspection, group_differences(differences, len(program.sites)), states)
-    return replace(judged, moved=is_moved)
+    return replace(judged, moved=moved)
 
 
 def _list_operands(program: Program) -> list[Value]:

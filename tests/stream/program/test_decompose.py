@@ -108,6 +108,22 @@ def test_class_token_belongs_to_the_embeddings():
     assert sum(parts.mean_shares().values()) == pytest.approx(1)
 
 
+def test_position_embeddings_belong_to_the_embeddings():
+    body, positions = shake(encoder("mhc", norm="layer")), torch.randn(X.shape[1:])
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.positions = body, nn.Parameter(positions)
+
+        def forward(self, x):
+            return 2.0 * self.body(x + self.positions)[:, -1]
+
+    parts = addnorm.decompose(Positions(), X)
+    assert parts.mean_shares(0) == {"x_0": pytest.approx(1)}
+    assert is_close(sum(parts.components().values()), parts.state())
+
+
 class Logits(nn.Module):
     """A model with a head whose logits are capped."""
 

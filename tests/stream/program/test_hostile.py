@@ -230,3 +230,21 @@ def test_outputs_without_a_finite_number_are_the_first_reason():
     assert "no number of its output is finite" in found.unknown[0].reason
     assert not addnorm.inspect(model, x).unknown
     assert not addnorm.verify(model, torch.full_like(x, torch.nan), wiring="mhc").deviations
+
+
+def test_norm_of_a_sum_of_two_states_keeps_its_program():
+    """Of x = N((x + f(h)) + h), the sum of the write and one state is no state: the norm reads both."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f, self.g = (nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D)) for _ in range(2))
+            self.n, self.m = nn.LayerNorm(D), nn.LayerNorm(D)
+
+        def forward(self, x):
+            h = self.n(x + self.g(x))
+            return self.m((x + self.f(h)) + h)
+
+    found = addnorm.inspect(nn.Sequential(*(Block() for _ in range(3))), torch.randn(2, 5, D))
+    assert found.unnamed.closes
+    assert found.unnamed.sizes == [1, 2, 1, 2, 1, 2, 2]

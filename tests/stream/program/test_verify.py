@@ -203,4 +203,5 @@ def test_result_says_where_no_parameters_were_moved(monkeypatch):
     assert found.to_dict()["moved"] is False
     text = "with the parameters of the coefficients as they are: streams that are equal before training hide errors"
     assert " ".join(str(found).split()).endswith(text)
-    assert addnorm.verify(addnorm.nn.Encoder(2, 16, nhead=2).eval(), x, wiring="pre_ln").moved is None
+    for wiring in ("pre_ln", "siamese_norm"):  # without parameters of coefficients
+        assert addnorm.verify(addnorm.nn.Encoder(2, 16, nhead=2, wiring=wiring).eval(), x, wiring=wiring).moved is None

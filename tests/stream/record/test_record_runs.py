@@ -331,10 +331,15 @@ def test_cache_is_appended_once():
     assert cache.length == plain.length
 
 
+class Decorated(addnorm.nn.Encoder):
+    forward = torch.autocast("cpu", torch.bfloat16)(addnorm.nn.Encoder.forward)
+
+
+@pytest.mark.parametrize("kind", [addnorm.nn.Encoder, Decorated])
 @pytest.mark.parametrize("wiring", ["pre_ln", "mhc"])
-def test_second_recording_in_an_autocast_block_is_whole(wiring):
+def test_second_recording_in_an_autocast_block_is_whole(wiring, kind):
     """Autocast keeps the casts of parameters in its block: a later run has no operator that casts them."""
-    model, x = addnorm.nn.Encoder(2, 16, nhead=2, wiring=wiring).eval(), torch.randn(2, 5, 16)
+    model, x = kind(2, 16, nhead=2, wiring=wiring).eval(), torch.randn(2, 5, 16)
     tables = []
     with torch.autocast("cpu", torch.bfloat16):
         for _ in range(2):

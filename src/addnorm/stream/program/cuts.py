@@ -107,7 +107,7 @@ def find_spine(carrier: Carrier) -> Spine | None:
 def _find_whole(carrier: Carrier, end: Value) -> Value:
     """Return the value before the last one was cut to some of its tokens, such as to the class token."""
     value = end
-    while value.norm is None and value.op is not None and is_move(value.op):
+    while value.norm is None and value.op is not None and (is_move(value.op) or value.op.name in ("mul", "div")):
         inputs = list_carried_inputs(carrier, value)
         if len(inputs) != 1 or carrier.order(inputs[0])[2] != carrier.order(value)[2]:
             break
@@ -235,8 +235,7 @@ def _are_transposed(carrier: Carrier, before: Value, after: Value) -> bool:
 
 def _find_states(spine: Spine) -> None:
     """Set the state before each sublayer, and the state after the last one."""
-    carrier, writes = spine.carrier, spine.writes
-    uses = _list_uses(spine)
+    carrier, writes, uses = spine.carrier, spine.writes, _list_uses(spine)
     state = spine.starts
     for k, write in enumerate(writes):
         available = {*spine.starts, *(earlier.value for earlier in writes[:k])}
@@ -245,7 +244,9 @@ def _find_states(spine: Spine) -> None:
         before, state = state, _cut(carrier, [*state, last] if last else state, targets, last)
         if last is not None and len(state) < len(before):  # a mix of streams that nothing reads later is a read
             kept = _find_sums(carrier, before, last, targets, targets)
-            state = kept if len(kept) == len(before) else state
+            # But where a norm of the sum of two states follows, that sum is a state.
+            is_normed = any(_move_forward(spine, uses, v, write.start, targets, True).norm is not None for v in state)
+            state = kept if len(kept) == len(before) and not is_normed else state
         moved = [_move_forward(spine, uses, value, write.start, targets, True, is_start=not k) for value in state]
         spine.states.append(state := sorted(dict.fromkeys(moved), key=lambda value: value.index))
     last, available = writes[-1].value, {*spine.starts, *(write.value for write in writes)}

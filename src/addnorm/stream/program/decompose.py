@@ -71,7 +71,7 @@ class ProgramDecomposition(Decomposition):
 
     def _propagate(self, targets: Sequence[Sequence[Value]]) -> Iterator[dict[Value, Components]]:
         program = self.program
-        sources = dict.fromkeys(program.spine.starts, START)
+        sources = dict.fromkeys([*program.spine.starts, *program.spine.states[0]], START)
         sources |= {site.write.value: site.id for site in program.sites}
         return propagate_components(program.carrier, sources, targets)
 

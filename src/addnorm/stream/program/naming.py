@@ -221,9 +221,8 @@ def _fit(
 ) -> tuple[Expected, Mapping[str, str], float, Tensor | None] | None:
     """Return the matrices that a stage of the wiring has on the states of the run, if they can be those of sublayer `k`.
 
-    Each assignment of the model's parameters to those of the stage is tried. Returns the matrices, the names of the assigned
-    parameters, the largest difference from the measured read matrix C (and from A and B, if the stage computes these), and the C
-    that the next stage uses, if its C is `delayed`.
+    Each assignment of the model's parameters is tried. Returns the matrices, the names of the assigned parameters, the largest
+    difference from the measured C (and A and B, if the stage computes these), and the C of the next stage, if it is `delayed`.
     """
     if stage.n != relation.shape[0]:
         return None

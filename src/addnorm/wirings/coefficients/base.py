@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from addnorm._util.torch_internals import in_transform, is_recording
 from addnorm.boundary import StreamGates, compute_gates
+from addnorm.ops.autocast import disable_autocast
 from addnorm.wirings.factors import Place
 
 
@@ -119,10 +120,7 @@ class CoefficientModule(nn.Module):
 
     def forward(self, streams: Any) -> Coefficients:
         """Return the coefficients of every token: the streams are one tensor if `stacked`, otherwise a tuple."""
-        device = (streams if isinstance(streams, Tensor) else streams[0]).device.type
-        if device == "meta" or not torch.is_autocast_enabled(device):  # torch has no autocast on meta
-            return self.compute(streams)
-        with torch.autocast(device, enabled=False):
+        with disable_autocast(streams if isinstance(streams, Tensor) else streams[0]):
             return self.compute(streams)
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_int, check_not_negative
+from addnorm.ops.autocast import disable_autocast
 from addnorm.ops.autograd import differentiate
 from addnorm.ops.dtensor import linear
 from addnorm.wirings.coefficients.base import (
@@ -127,7 +128,12 @@ class _GatesFunction(torch.autograd.Function):
         return factors.mul_(gates).div_(n), inject
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_inject: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        with disable_autocast(ctx.saved_tensors[0]):
+            return _GatesFunction._compute_gradients(ctx, *grads)
+
+    @staticmethod
+    def _compute_gradients(ctx: Any, grad: Tensor, grad_inject: Tensor | None) -> tuple[Tensor | None, ...]:
         streams, weight, down, up, project, scale, hidden, gates, inject = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph
             arguments = streams, weight, down, up, project, ctx.eps
