@@ -129,7 +129,7 @@ class _GatesFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        with disable_autocast(ctx.saved_tensors[0]):
+        with disable_autocast(grads[0]):
             return _GatesFunction._compute_gradients(ctx, *grads)
 
     @staticmethod
