@@ -86,7 +86,8 @@ class TreeCopy:
             self._write(path, replace(match, fault.new).encode())
             if fault.place.startswith("csrc"):
                 build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
-                subprocess.run(build, cwd=self.folder, check=True, stdout=sys.stderr)
+                environment = os.environ | {"ADDNORM_NODE": "0"}  # the node has no faults, and takes half as long again
+                subprocess.run(build, cwd=self.folder, env=environment, check=True, stdout=sys.stderr)
             yield
         finally:
             self._write(path, content)
