@@ -349,7 +349,8 @@ PyObject* add_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (differentiable && is_true(keeps_outputs)) Py_RETURN_NONE;
   const double eps = PyFloat_AS_DOUBLE(args[Forward::kEps]);
   const int64_t norm = PyLong_AsLongLong(args[kTensors + 1]);
-  const bool return_residual = args[kTensors + 2] == Py_True;
+  const int return_residual = PyObject_IsTrue(args[kTensors + 2]);
+  if (return_residual < 0) throw python_error();
   Tensor y, z;
   {
     const WithoutGil released;

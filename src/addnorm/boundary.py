@@ -18,7 +18,7 @@ from addnorm._util.arguments import check_choice
 from addnorm._util.torch_internals import in_transform, is_recording
 from addnorm.ops import dispatch, dtensor
 from addnorm.ops.options import NORMS
-from addnorm.ops.streams import autograd, formula, validation
+from addnorm.ops.streams import autograd, eager, formula, validation
 from addnorm.ops.streams.kinds import GATE_KINDS
 from addnorm.ops.streams.schema import reads
 from addnorm.reference import compute_dtype
@@ -183,8 +183,7 @@ def _call(a: Any) -> Any:
     if torch.compiler.is_dynamo_compiling() or (_compiling() and not dispatch.exports_onnx()):
         return _op(*a)
     if in_transform() or _compiling():  # torch.onnx.export knows torch's operators only
-        with torch.autocast(a.streams.device.type, enabled=False):
-            return formula.boundary(a)
+        return eager.checked_formula(a)
     if not dispatch.requires_grad(*a):
         return autograd.without_gradient(*a)
     if is_recording():

@@ -124,6 +124,14 @@ def test_record_plots(folder):
     assert not (folder / "forward" / "gradients.png").exists()
 
 
+@pytest.mark.parametrize(("first", "second"), [*itertools.combinations(("--input", "--out", "--states"), 2)])
+def test_record_replaces_no_file_of_another_option(folder, first, second):
+    (folder / "same.json").write_text("before")
+    result = run("record", "gpt2", first, "same.json", second, "../" + str(Path(folder.name, "same.json")))
+    assert_one_sentence(result, 2, f"{second} is '../{folder.name}/same.json', the file of {first}")
+    assert (folder / "same.json").read_text() == "before"
+
+
 @pytest.mark.parametrize("options", [["--out", "new/run.json"], ["--out", "new/run.parquet"], ["--plots", "new"]])
 def test_record_full_disk(folder, monkeypatch, options):
     replace = Path.replace

@@ -66,6 +66,15 @@ def test_results_and_gradients_have_the_bits_of_the_dispatcher(monkeypatch, answ
     assert all(map(torch.equal, ours, compute()))
 
 
+def test_any_true_value_returns_the_residual(answered):
+    for value in (1, torch.tensor(True), "yes", 0, "", None):
+        results = addnorm.add_layer_norm(*tensors(), return_residual=value)
+        assert isinstance(results, tuple) == bool(value)
+    assert answered == [True] * 6
+    with pytest.raises(RuntimeError, match="Boolean value of Tensor"):
+        addnorm.add_layer_norm(*tensors(), return_residual=torch.ones(2))
+
+
 def test_plain_writes_need_no_dispatcher(answered):
     """Tests of out= and in-place calls compare their bits with those of new tensors, and the version counters."""
     x, branch, weight, bias = tensors()

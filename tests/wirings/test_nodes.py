@@ -75,6 +75,21 @@ def test_node_equals_its_formula(name, shape, dtype):
             assert (ours - expected).abs().max() <= bound
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_node_takes_several_cotangents_at_once(name):
+    (node, formula), make = CASES[name]
+    arguments = [t.double() if isinstance(t, torch.Tensor) else t for t in make((2, 3), f32)]
+    found = []
+    for compute in (node.apply, formula):
+        leaves = [t.detach().requires_grad_() for t in arguments if isinstance(t, torch.Tensor)]
+        rest = iter(leaves)
+        outputs = compute(*(next(rest) if isinstance(t, torch.Tensor) else t for t in arguments))
+        outputs = [t for t in outputs if t is not None and t.requires_grad]
+        several = [torch.linspace(-1, 2, 3 * t.numel(), dtype=f64).view(3, *t.shape).sin() for t in outputs]
+        found.append(torch.autograd.grad(outputs, leaves, several, is_grads_batched=True))
+    assert_close(*found, rtol=1e-12, atol=1e-12)  # of float64: the sums are in another order
+
+
 @pytest.mark.parametrize("name", ["gates", "gates without a write", "reads", "reads of normed values"])
 def test_node_has_second_derivatives_and_frozen_inputs(name):
     (node, formula), make = CASES[name]

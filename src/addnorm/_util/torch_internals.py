@@ -89,6 +89,8 @@ unset_fake_temporarily = _find("torch._subclasses.fake_tensor.unset_fake_tempora
 WithoutSubclasses = _find("torch._C.DisableTorchFunctionSubclass")
 # Whether a tensor belongs to a transform of `torch.func`.
 is_transformed = _find("torch._C._functorch.is_functorch_wrapped_tensor")
+# Whether a tensor is a batch of gradients of `torch.autograd.grad(..., is_grads_batched=True)`, an older form of vmap.
+is_batch_of_gradients = _find("torch._C._functorch.is_legacy_batchedtensor")
 # torch's operators of a whole encoder layer and of attention, which a graph of `nn.TransformerEncoderLayer` has.
 encoder_layer = _find("torch._transformer_encoder_layer_fwd")
 multi_head_attention = _find("torch._native_multi_head_attention")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +70,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Record the residual streams of a model, forward and backward, by depth."""
-    _check_files(out, plots)
-    if states is not None:
-        with argument_errors():
-            check_writable(states, name="--states")
+    _check_files(out, plots, states, model.input)
     rows = model.batch or BATCH
     texts = None if model.text is None else read_texts(model.text)[: steps and steps * rows]
     split = model.reads_text and (model.batch is None or model.batch > 0)  # otherwise loading refuses the batch
@@ -192,8 +190,15 @@ def _parse_layers(only: str, depth: int) -> list[int]:
 # Files.
 
 
-def _check_files(out: Path | None, plots: Path | None) -> None:
-    """Check that the files of `--out` and `--plots` can be written, and that the packages that write them are installed."""
+def _check_files(out: Path | None, plots: Path | None, states: Path | None, inputs: Path | None) -> None:
+    """Check that the files differ and can be written, and that the packages that write them are installed."""
+    files = {"--input": inputs, "--out": out, "--states": states}
+    for (one, path), (other, same) in combinations([(name, p) for name, p in files.items() if p is not None], 2):
+        if path.resolve() == same.resolve():
+            raise ArgumentError(f"{other} is '{same}', the file of {one}, expected another file: choose another path")
+    with argument_errors():
+        if states is not None:
+            check_writable(states, name="--states")
     with argument_errors({"path": "--out"}):
         if out is not None:
             check_path(out)

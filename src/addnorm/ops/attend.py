@@ -122,7 +122,8 @@ class AttendFunction(torch.autograd.Function):
         """Return the gradients of the operator's tensors."""
         query, weight, scores, factors, *sources = ctx.saved_tensors
         of_reads = [torch.zeros_like(sources[0], dtype=query.dtype) if g is None else g for g in grads[:-2]]
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph
+        create_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if create_graph or autograd.is_any_batched(grads):
             arguments = query, weight, ctx.eps, ctx.normed_values, *sources
             return autograd.differentiate(reads_of, arguments, ctx.needs_input_grad, of_reads)
         operator = _ops.attend_sources_backward

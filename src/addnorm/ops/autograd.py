@@ -31,6 +31,8 @@ from addnorm._util.torch_internals import (
     exclude_from_capture,
     has_dispatch_mode,
     in_transform,
+    is_batch_of_gradients,
+    is_transformed,
 )
 from addnorm.ops import compile_mode, cpu, eager, formulas, save_outputs
 from addnorm.ops.autocast import disable_autocast
@@ -220,7 +222,9 @@ def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
 def differentiate(
     compute: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool], grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a formula's arguments in a graph of their own, without autocast, as `create_graph=True` needs.
+    """Return the gradients of a formula's arguments in a graph of their own, without autocast.
+
+    `create_graph=True` needs it, and a batch of gradients, for which an operator of this library has no rule.
 
     Args:
         compute: the formula, which returns tensors; None for one that is left out.
@@ -228,14 +232,23 @@ def differentiate(
         needs: whether the gradient of each argument is needed.
         grads: the gradients of its results.
     """
-    # Views: an argument may depend on an earlier one, and this gradient must not pass through it.
-    arguments = [a.view_as(a) if isinstance(a, Tensor) else a for a in arguments]
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views: an argument may depend on an earlier one, and this gradient must not pass through it.
+        arguments = [a.view_as(a) if isinstance(a, Tensor) else a for a in arguments]
     needed = [a for a, need in zip(arguments, needs, strict=True) if need]
-    with disable_autocast(needed[0]):
+    with disable_autocast(needed[0]), torch.enable_grad():
         pairs = zip(compute(*arguments), grads, strict=True)
         outputs, grads = zip(*((result, grad) for result, grad in pairs if result is not None), strict=True)
-        found = iter(torch.autograd.grad(outputs, needed, grads, create_graph=True))
+        found = iter(torch.autograd.grad(outputs, needed, grads, create_graph=create_graph))
     return tuple(next(found) if need else None for need in needs)
+
+
+def is_any_batched(grads: Sequence[Tensor | None]) -> bool:
+    """Return whether a gradient is a batch of gradients, by `is_grads_batched=True` or a transform of `torch.func`."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(g is not None and (is_batch_of_gradients(g) or is_transformed(g)) for g in grads)
 
 
 def register(name: str, differentiate: Callable[..., Any]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_int, check_not_negative
 from addnorm.ops.autocast import disable_autocast
-from addnorm.ops.autograd import differentiate
+from addnorm.ops.autograd import differentiate, is_any_batched
 from addnorm.ops.dtensor import linear
 from addnorm.wirings.coefficients.base import (
     CoefficientModule,
@@ -135,7 +135,7 @@ class _GatesFunction(torch.autograd.Function):
     @staticmethod
     def _compute_gradients(ctx: Any, grad: Tensor, grad_inject: Tensor | None) -> tuple[Tensor | None, ...]:
         streams, weight, down, up, project, scale, hidden, gates, inject = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph
+        if torch.is_grad_enabled() or is_any_batched((grad, grad_inject)):
             arguments = streams, weight, down, up, project, ctx.eps
             return differentiate(_compute_gates, arguments, ctx.needs_input_grad, (grad, grad_inject))
         n, d = weight.shape
