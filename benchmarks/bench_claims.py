@@ -20,11 +20,10 @@ from torch import Tensor, nn
 
 import addnorm
 from addnorm import ResidualStack, Wiring, wirings
-from addnorm._util.numbers import format_number
 from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, Row, grid
 from addnorm.bench.harness import Benchmark, main
-from addnorm.bench.jobs import eager, ours
+from addnorm.bench.operation import variants
 from addnorm.bench.pages import headline, markdown
 from addnorm.lab import Protocol, compare, python_docs
 from addnorm.lab.measure import relative_change
@@ -34,20 +33,18 @@ from addnorm.lab.toy_model import ToyModel, geometric_mean
 from addnorm.nn import block
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
-SEEDS = tuple(range(4))
-TRAINED_SEEDS = (0, 1)
-STEPS, WARM_UP = 300, 100
-D = 64
-EPS = 1e-5
-HEADS, TOKENS, BATCH = 4, 32, 8  # of the trained stacks
+SEEDS, TRAINED_SEEDS = (0, 1, 2, 3), (0, 1)
+D, EPS = 64, 1e-5
 COST_D, COST_TOKENS = (256, 768), 512
-# The trained wirings, and how. One step, the first, is recorded.
-SHARED: dict[str, Any] = {
-    "seeds": TRAINED_SEEDS, "steps": STEPS, "d_model": D, "nhead": HEADS, "tokens": TOKENS, "batch": BATCH, "every": STEPS,
-}  # fmt: skip
+# Settings of the trainings. One step, the first, is recorded.
+SETTINGS: dict[str, Any] = {"steps": 300, "d_model": D, "nhead": 4, "tokens": 32, "batch": 8, "every": 300}
+WARM_UP = 100
 TRAININGS = (
-    (("pre_ln", "post_ln"), Protocol((6,), (3e-4, 1e-3, 3e-3), (0, WARM_UP), **SHARED)),
-    (("pre_ln", "post_ln", "deepnorm", "no_residual", "no_norm"), Protocol((12,), (3e-4, 1e-3), (0,), **SHARED)),
+    (("pre_ln", "post_ln"), Protocol((6,), (3e-4, 1e-3, 3e-3), (0, WARM_UP), seeds=TRAINED_SEEDS, **SETTINGS)),
+    (
+        ("pre_ln", "post_ln", "deepnorm", "no_residual", "no_norm"),
+        Protocol((12,), (3e-4, 1e-3), (0,), seeds=TRAINED_SEEDS, **SETTINGS),
+    ),
 )
 
 WIRINGS: dict[str, Wiring] = {
@@ -157,74 +154,72 @@ def removal(groups: list[Group], entropy: float) -> Iterator[Row]:
 def cost(rounds: int) -> Iterator[Row]:
     """Yield the share of Add & Norm in an encoder block: of the parameters, and of the time of a forward and backward.
 
-    The two Add & Norms and the two sublayers are timed separately, interleaved.
+    One Add & Norm, which counts twice, and the two sublayers are timed separately, interleaved.
     """
     for d in COST_D:
         torch.manual_seed(0)
-        case = Case(norm="layer", job="forward", rows=COST_TOKENS, d=d, dtype="float32")
-        sublayers = block(d, d // 64, causal=True, activation="gelu")
-        norms = [addnorm.LayerNorm(d) for _ in sublayers]
-        x, branch, cotangent = (torch.randn(1, COST_TOKENS, d, requires_grad=True) for _ in range(3))
-
-        tensors = [[x, branch, *norm.parameters()] for norm in norms]
-        steps = {"sublayers": [timing.step(one, [x], cotangent, [x, *one.parameters()]) for one in sublayers]}
-        for name, op in (("eager", eager(case)), ("addnorm", ours(case))):
-            steps[name] = [timing.step(op, some, cotangent, some) for some in tensors]
-        calls = {name: lambda both=both: [step() for step in both] for name, both in steps.items()}
-        ms = {row["variant"]: row["median_us"] / 1e3 for row in timing.measure(case, calls, rounds)}
-        own = count(norms)
+        case = Case(norm="layer", job="forward_backward", rows=COST_TOKENS, d=d, dtype="float32")
+        sublayers = nn.Sequential(*block(d, d // 64, causal=True, activation="gelu"))
+        x, cotangent = torch.randn(1, COST_TOKENS, d, requires_grad=True), torch.randn(1, COST_TOKENS, d)
+        parameters = [*sublayers.parameters()]
+        makers: dict[str, Any] = {
+            **variants(case),
+            "sublayers": partial(timing.step, sublayers, [x], cotangent, [x, *parameters]),
+        }
+        ms = {row["variant"]: row["median_us"] / 1e3 for row in timing.compare(case, makers, rounds)["rows"]}
+        own, others = 4 * d, sum(parameter.numel() for parameter in parameters)
         yield {
-            "d": d, "tokens": COST_TOKENS, "rounds": rounds, "parameters": own / (own + count(sublayers)),
-            **{name: ms[name] / (ms[name] + ms["sublayers"]) for name in ("eager", "addnorm")}, "milliseconds": ms,
+            "d": d, "tokens": COST_TOKENS, "rounds": rounds, "parameters": own / (own + others),
+            **{name: 2 * ms[name] / (2 * ms[name] + ms["sublayers"]) for name in ("eager", "addnorm")},
         }  # fmt: skip
 
 
-def measure_exactly(d: int) -> dict[str, Any]:
-    """Return the numbers by name, at this width."""
-    results: dict[str, Any] = {}
+def measure_exactly() -> Row:
+    """Return the numbers by name."""
     torch.manual_seed(0)
-    x = torch.randn(4, 32, d)
-    linears = [nn.Sequential(nn.Linear(d, d), nn.GELU()) for _ in range(24)]
+    x = torch.randn(4, 32, D)
+    linears = [nn.Sequential(nn.Linear(D, D), nn.GELU()) for _ in range(24)]
 
     detached: list[Any] = [lambda read, f=f: f(read).detach() for f in linears]
     start, cotangent = x.clone().requires_grad_(), torch.randn_like(x)
-    (gradient,) = torch.autograd.grad(ResidualStack(detached, d, "pre_ln", final_norm=False)(start), start, cotangent)
-    results["bits changed along pre-LN's residual"] = changed(gradient, cotangent)
-
+    (gradient,) = torch.autograd.grad(ResidualStack(detached, D, "pre_ln", final_norm=False)(start), start, cotangent)
+    rows, norm = torch.randn(256, D), nn.BatchNorm1d(D)
     with torch.no_grad():
-        x_0, writes, x_L, _ = ResidualStack(linears, d, "pre_ln").unroll(x)
-        results["closure of pre-LN"] = relative_change(sum(write.double() for write in writes) + x_0, x_L)
-        for name, wiring in (("pre-LN", "pre_ln"), ("post-LN", "post_ln")):
-            after = ResidualStack([torch.zeros_like] * 24, d, wiring, final_norm=False)(3 * x + 1)
-            results[f"change by zeros, {name}"] = relative_change(3 * x + 1, after)
+        x_0, writes, x_L, _ = ResidualStack(linears, D, "pre_ln").unroll(x)
+        zeros = {
+            name: ResidualStack([torch.zeros_like] * 24, D, wiring, final_norm=False)(3 * x + 1)
+            for name, wiring in (("pre-LN", "pre_ln"), ("post-LN", "post_ln"))
+        }
+        # In training mode, in which BatchNorm takes its statistics from the batch; it refuses a single row.
+        parts: dict[str, Any] = {"LayerNorm": (addnorm.layer_norm, rows.split(1)), "BatchNorm": (norm, rows.chunk(2))}
+        by_batch = {name: (torch.cat([f(part) for part in some]), f(rows)) for name, (f, some) in parts.items()}
 
-    token = F.layer_norm(torch.randn(d, dtype=torch.float64), (d,), eps=0.0)
-    results["mean after the norm"] = float(addnorm.layer_norm(token + 3).mean())
-    results["variance after the norm"] = {
-        f"1e-{k}": float(addnorm.layer_norm(10 ** (-k / 2) * token).var(correction=0)) for k in range(8)
-    }
-    for name, scale, in_gamma in (
+    token = F.layer_norm(torch.randn(D, dtype=torch.float64), (D,), eps=0.0)
+    gammas = (
         ("sqrt(var + eps)", 1e-5, EPS), ("sqrt(var), variance 1", 1.0, 0.0), ("sqrt(var), variance 1e-5", 1e-5, 0.0),
-    ):  # fmt: skip
-        one = 2 + scale**0.5 * token
-        results[f"undone, {name}"] = undone(one, one, in_gamma)
-    results["undone, two tokens"] = undone(2 + token, 3 * token - 1, EPS)
-
-    rows, norm = torch.randn(256, d), nn.BatchNorm1d(d)
-    with torch.no_grad():  # and in training mode: that is when BatchNorm takes its statistics from the batch
-        alone = torch.cat([addnorm.layer_norm(row[None]) for row in rows])
-        results["tokens changed by their batch, LayerNorm"] = changed(alone, addnorm.layer_norm(rows), rows=True)
-        halves = torch.cat([norm(half) for half in rows.chunk(2)])  # BatchNorm refuses a single row
-        results["tokens changed by their batch, BatchNorm"] = changed(halves, norm(rows), rows=True)
-    results["tokens"] = len(rows)
-
-    constant = torch.full((1, d), 3.0)
-    results["numbers not finite with eps"] = int((~addnorm.layer_norm(constant).isfinite()).sum())
-    results["numbers not finite without eps"] = int((~F.layer_norm(constant, (d,), eps=0.0).isfinite()).sum())
-
+    )  # fmt: skip
+    scaled = {name: (2 + scale**0.5 * token, in_gamma) for name, scale, in_gamma in gammas}
+    constant = torch.full((1, D), 3.0)
     wrong = [x[..., :-1], x[:, :-1], x[:-1], x[None], x[:, :1], x[..., :1]]
-    results["wrong shapes"], results["wrong shapes refused"] = len(wrong), sum(refused(x, branch) for branch in wrong)
-    return results
+    return {
+        "bits changed along pre-LN's residual": changed(gradient, cotangent),
+        "closure of pre-LN": relative_change(sum(write.double() for write in writes) + x_0, x_L),
+        **{f"change by zeros, {name}": relative_change(3 * x + 1, after) for name, after in zeros.items()},
+        "mean after the norm": float(addnorm.layer_norm(token + 3).mean()),
+        "variance after the norm": {
+            f"1e-{k}": float(addnorm.layer_norm(10 ** (-k / 2) * token).var(correction=0)) for k in range(8)
+        },
+        **{f"undone, {name}": undone(one, one, in_gamma) for name, (one, in_gamma) in scaled.items()},
+        "undone, two tokens": undone(2 + token, 3 * token - 1, EPS),
+        **{
+            f"tokens changed by their batch, {name}": changed(*outputs, rows=True) for name, outputs in by_batch.items()
+        },
+        "tokens": len(rows),
+        "numbers not finite with eps": int((~addnorm.layer_norm(constant).isfinite()).sum()),
+        "numbers not finite without eps": int((~F.layer_norm(constant, (D,), eps=0.0).isfinite()).sum()),
+        "wrong shapes": len(wrong), "wrong shapes refused": sum(refused(x, branch) for branch in wrong),
+        **{f"distorted, {name}": moves(wirings.get(name), with_one_louder) for name in (*claims.NORMED, "no_norm")},
+    }  # fmt: skip
 
 
 def changed(one: Tensor, other: Tensor, *, rows: bool = False) -> int:
@@ -249,22 +244,12 @@ def refused(x: Tensor, branch: Tensor) -> bool:
     return False
 
 
-def count(modules: list[Any]) -> int:
-    """Return the number of parameters."""
-    return sum(parameter.numel() for parameter in nn.ModuleList(modules).parameters())
-
-
 def measure_part(case: Case, *, rounds: int) -> Results:
     """Return the raw numbers of a part."""
-    if case.part == "exact":
-        distorted = {
-            f"distorted, {name}": moves(wirings.get(name), with_one_louder)
-            for name in ("pre_ln", "post_ln", "reordered", "no_norm")
-        }
-        return {"exact": [measure_exactly(D) | distorted]}
-    if case.part == "trained":
-        return trained(python_docs().entropy)
-    return {case.part: [*(depth() if case.part == "depth" else cost(rounds))]}
+    parts: dict[str, Callable[[], Iterator[Row]]] = {
+        "exact": lambda: iter([measure_exactly()]), "cost": partial(cost, rounds), "depth": depth,
+    }  # fmt: skip
+    return {case.part: [*parts[case.part]()]} if case.part in parts else trained(python_docs().entropy)
 
 
 def finish(results: Results, head: Document) -> Document:
@@ -280,7 +265,7 @@ def finish(results: Results, head: Document) -> Document:
 
 def claims_section(document: Document) -> str:
     """Return the table of the claims: criterion, measured numbers, verdict."""
-    return f"{claims.table(document, numbers)}\n\n{headline(document)}."
+    return f"{claims.table(document)}\n\n{headline(document)}."
 
 
 def depth_section(document: Document) -> str:
@@ -293,7 +278,7 @@ def depth_section(document: Document) -> str:
     rows = document["results"]["depth"]
     return markdown(
         {"number": title, "wiring": f"`{wiring}`",
-         **{f"L = {row['num_layers']}": short(row[key]) for row in rows if row["wiring"] == wiring}}
+         **{f"L = {row['num_layers']}": claims.in_short(row[key]) for row in rows if row["wiring"] == wiring}}
         for key, title in titles.items() for wiring in dict.fromkeys(row["wiring"] for row in rows if key in row)
     )  # fmt: skip
 
@@ -306,46 +291,23 @@ def training_section(document: Document) -> str:
         lines.append({
             "wiring": f"`{row['wiring']}`", "L": f"{row['num_layers']}", "learning rate": f"{row['lr']:g}",
             "warm-up": f"{row['warm_up']}", "loss": claims.mark_best(f"{row['loss']:.3f}", row, setting),
-            "gradient at x_0 over x_L: before": short(row["gradient_before"]), "after": short(row["gradient_after"]),
+            "gradient at x_0 over x_L: before": claims.in_short(row["gradient_before"]),
+            "after": claims.in_short(row["gradient_after"]),
         })  # fmt: skip
     steps, seeds = document["protocol"]["steps"], len(document["protocol"]["trained_seeds"])
-    table = markdown(lines)
-    return (
-        f"{table}\n\nLoss in nats a character after {steps} steps, the mean of {seeds} seeds; {claims.measured_where(document)}. "
-        f"Bold: the best rate of a setting.{claims.EDGE if claims.STAR in table else ''}"
-    )
-
-
-def numbers(measured: Row) -> str:
-    """Return the numbers of a claim, short: of a series by depth the first and the last."""
-    parts = []
-    for name, value in measured.items():
-        if isinstance(value, dict) and all(key.isdigit() for key in value):
-            first, *_, last = value
-            text = ", ".join(f"{short(value[depth])} at L = {depth}" for depth in (first, last))
-        elif isinstance(value, dict):
-            text = ", ".join(f"{key} {short(one)}" for key, one in value.items() if one is not None)
-        else:
-            text = short(value)
-        parts.append(f"{name}: {text}")
-    return "<br>".join(parts)
-
-
-def short(value: float) -> str:
-    """Return a number with three digits; what differs from zero by round-off only is zero."""
-    return "0" if abs(value) < 1e-15 else format_number(value, 3, trim=True)
+    text = f"Loss in nats a character after {steps} steps, the mean of {seeds} seeds; {claims.explain_losses(document)}"
+    return f"{markdown(lines)}\n\n{text}"
 
 
 BENCHMARK = Benchmark(
     "claims", grid(part=("exact", "cost", "depth", "trained")), measure_part,
     parts=("training", "exact", "cost", "depth", "removal"),
     protocol={
-        "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, "steps": STEPS, "warm_up": WARM_UP,
-        "rates": {n: protocol.rates for _, protocol in TRAININGS for n in protocol.num_layers},
-        "d": D, "nhead": HEADS, "tokens": TOKENS, "batch": BATCH, "text": "pydoc_data.topics",
+        "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, **SETTINGS, "warm_up": WARM_UP,
+        "rates": {n: protocol.rates for _, protocol in TRAININGS for n in protocol.num_layers}, "text": "pydoc_data.topics",
         "init": "the wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
     },
-    finish=finish, verdicts=partial(claims.judge_all, claims.CLAIMS), report=claims.report, threads=1, idle=False,
+    finish=finish, verdicts=partial(claims.judge_all, claims.CLAIMS), threads=1, idle=False,
     sections={
         "docs/claims.md#claims": claims_section, "docs/claims.md#claims-by-depth": depth_section,
         "docs/claims.md#claims-trained": training_section,

@@ -17,15 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from addnorm import set_compile_mode
+from addnorm._util.timing import synchronize
 from addnorm.bench import environment, jobs, timing
 from addnorm.bench.case import Case, Document, Number, Results, Rows, Target, grid, ratio
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.jobs import DTYPES, NORMS, Call, Set
-from addnorm.bench.pages import digits, headline, markdown, quotient
+from addnorm.bench.pages import digits, markdown, quotient, size_columns, targets_section
 from addnorm.ops import compile_mode
 from addnorm.ops.compile_mode import Mode
 
 Outputs = tuple[Tensor, ...]
+Op = Callable[..., Outputs]
 
 FIELDS = ("norm", "job", "rows", "d", "dtype", "device", "threads")
 VARIANTS = ("op", "formula", "torch", "eager")
@@ -44,25 +46,19 @@ def cast(t: Tensor) -> Tensor:
     return t.to(torch.float32 if t.dtype == torch.bfloat16 else torch.bfloat16)
 
 
-def alone(op: Call, *tensors: Tensor) -> Outputs:
-    """Return the outputs of one Add & Norm."""
-    outputs: Outputs = op(*tensors)
-    return outputs
-
-
-def around(op: Call, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor) -> Outputs:
+def around(op: Op, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor) -> Outputs:
     """Return y and z, with a gelu and a gate before, a scale and a cast after."""
     y, z = op(x, F.gelu(s) * gate, w, b)
     return cast(0.5 * y), z
 
 
-def chain(op: Call, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor) -> Outputs:
+def chain(op: Op, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor) -> Outputs:
     """Return y and z of two Add & Norms in a row."""
     y, z = op(x, s, w, b)
-    return alone(op, z, F.gelu(y) * gate, w, b)
+    return op(z, F.gelu(y) * gate, w, b)
 
 
-def stack(op: Call, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Outputs:
+def stack(op: Op, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Outputs:
     """Return y and z of a pre-LN stack of feed-forward sublayers."""
     y, z = op(x, s, w, b)
     for _ in range(LAYERS):
@@ -82,7 +78,7 @@ class Job(NamedTuple):
     """
 
     title: str
-    function: Callable[..., Outputs] = alone
+    function: Callable[..., Outputs] = lambda op, *tensors: op(*tensors)
     op: str = "forward_stream"
     extra: int = 0
     backward: bool = False
@@ -112,10 +108,7 @@ PLAN = (  # jobs, norms, sizes, dtypes
     (("around_training",), LAYER, SHAPES[2:], BOTH[:1]),
     (("stack", "stack_training"), RMS, MIDDLE, BOTH[1:]),
 )
-CASES = sorted(
-    (case for job, norm, sizes, dtype in PLAN for case in grid(job=job, norm=norm, rows__d=sizes, dtype=dtype)),
-    key=lambda case: [*JOBS].index(case.job),
-)
+CASES = [case for job, norm, sizes, dtype in PLAN for case in grid(job=job, norm=norm, rows__d=sizes, dtype=dtype)]
 
 
 # ------------------------------------------------------------------------------------------------------------- one case
@@ -161,7 +154,7 @@ def timed(case: Case, call: Call, tensors: Set) -> Callable[[], Any]:
 
     def synchronized() -> None:
         run()
-        timing.wait()
+        synchronize()
 
     return run if case.device == "cpu" else synchronized
 
@@ -220,28 +213,17 @@ def line(case: Case, rows: Rows) -> dict[str, str]:
     form = default_form(case)
     ratios = {peer: quotient(rows, peer, form).replace("*", "") if peer != form else "" for peer in PEERS}
     return {
-        "compiled expression": JOBS[case.job].title, "norm": NORMS[case.norm], "rows x d": f"{case.rows} x {case.d}",
-        "dtype": case.dtype, "default": NAMES[form], "us": digits(rows[form]["median_us"]) if form in rows else "failed",
+        "compiled expression": JOBS[case.job].title, "norm": NORMS[case.norm], **size_columns(case),
+        "default": NAMES[form], "us": digits(rows[form]["median_us"]) if form in rows else "failed",
         **{f"x {name}": ratios[peer] for peer, name in PEERS.items()},
     }  # fmt: skip
 
 
 def times_section(document: Document) -> str:
-    """Return the table of times, and a summary."""
+    """Return the table of times, and how the default form and the operator compare with torch alone."""
     text = "Medians, ± from quartile to quartile; how many times as fast the default form is, above 1, or how much slower, below:"
     table = markdown(line(*item) for item in BENCHMARK.by_case(document).items())
-    return f"{text}\n\n{table}\n\n{verdict(document)} {headline(document)}."
-
-
-def verdict(document: Document) -> str:
-    """Return how the default form and the operator compare with torch alone."""
-    rows = {row["name"]: row for row in document["summary"]}
-    return " ".join(
-        f"The {name} is {rows[f'{name}: mean (x torch.compile)']['value']:.2f} times as fast as torch alone in the mean and "
-        f"{lowest['value']:.2f} times in the slowest of {lowest['cells']} cases."
-        for name in ("default form", "operator")
-        for lowest in [rows[f"{name}: lowest (x torch.compile)"]]
-    )
+    return f"{text}\n\n{table}\n\n{targets_section(document)}"
 
 
 BENCHMARK = Benchmark(

@@ -5,16 +5,16 @@ README.md in this folder has the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from addnorm.bench.case import Document, Rows, by_case, has
+from addnorm.bench.case import Document, Rows, has
 from addnorm.bench.harness import main
-from addnorm.bench.jobs import FIELDS, JOBS, NORMS
+from addnorm.bench.jobs import JOBS, NORMS
 from addnorm.bench.operation import BENCHMARK as OPERATION
 from addnorm.bench.operation import PLAIN, TIMED, error_lines
-from addnorm.bench.pages import digits, headline, markdown, merge, quotient
+from addnorm.bench.pages import digits, headline, markdown, merge, quotient, size_columns
 
 TRAINING = ("forward_backward", "dropout", "everything")
 INFERENCE = ("forward", "reuse", "forward_stream", "in_place")
@@ -25,15 +25,7 @@ SPREAD = "times as fast as eager PyTorch, ± from quartile to quartile (median m
 README_SHAPES = ((1, 768), (512, 768), (8192, 768))
 
 
-def times(
-    title: str,
-    document: Document,
-    jobs: tuple[str, ...],
-    peer: str = "eager",
-    threads: int = 0,
-    *,
-    microseconds: bool = False,
-) -> str:
+def times(title: str, document: Document, jobs: Sequence[str], peer: str = "eager", threads: int = 0) -> str:
     """Return a table for each norm: a line a size and dtype, a column a job that was measured with the peer.
 
     Args:
@@ -41,18 +33,13 @@ def times(
         document: the results.
         jobs: the columns.
         peer: the variant that addnorm is compared with.
-        threads: number of threads; 0 is that of the document.
-        microseconds: add both times.
+        threads: number of threads; 0 is that of the document, whose table has both times too.
     """
-    cases = by_case(document["rows"], FIELDS)
     n = threads or document["threads"]
     tables = {
         name: merge(
-            (
-                {"rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype},
-                {JOBS[case.job].title: quotient(rows, peer, times=microseconds)},
-            )
-            for case, rows in cases.items() if has(norm=norm, threads=n, job=jobs)(case) and peer in rows
+            (size_columns(case), {JOBS[case.job].title: quotient(rows, peer, times=peer == "eager" and not threads)})
+            for case, rows in OPERATION.by_case(document).items() if has(norm=norm, threads=n, job=jobs)(case) and peer in rows
         )
         for norm, name in NORMS.items()
     }  # fmt: skip
@@ -62,7 +49,7 @@ def times(
 def speed_section(document: Document) -> str:
     """Return README's section: some sizes, and where the rest is."""
     rows = [row for row in document["rows"] if (row["rows"], row["d"]) in README_SHAPES and row["norm"] == "layer"]
-    table = times(SPREAD, {**document, "rows": rows}, PLAIN, microseconds=True)
+    table = times(SPREAD, {**document, "rows": rows}, PLAIN)
     return f"{table}\n\n{headline(document)}. {MORE}"
 
 
@@ -90,10 +77,10 @@ def states_section(document: Document) -> str:
 
     lines = [
         {
-            "rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype, "norm": NORMS[case.norm], "job": JOBS[case.job].title,
+            **size_columns(case), "norm": NORMS[case.norm], "job": JOBS[case.job].title,
             **{state: cell(rows, state) for state in ("kept", "fresh")},
         }
-        for case, rows in by_case(document["rows"], FIELDS).items()
+        for case, rows in OPERATION.by_case(document).items()
         if {"kept_median_us", "fresh_median_us"} & {*rows.get("addnorm", {})}
     ]  # fmt: skip
     title = (
@@ -115,19 +102,14 @@ def saved_section(document: Document) -> str:
     )  # fmt: skip
 
 
-def accuracy_section(document: Document) -> str:
-    """Return the table of errors with every option on."""
-    return markdown(error_lines(document))
-
-
 SECTIONS: dict[str, Callable[[Document], str]] = {
     "README.md#speed": speed_section,
-    "docs/performance.md#training": partial(times, SPREAD, jobs=TRAINING, microseconds=True),
+    "docs/performance.md#training": partial(times, SPREAD, jobs=TRAINING),
     "docs/performance.md#saved": saved_section,
-    "docs/performance.md#inference": partial(times, SPREAD, jobs=INFERENCE, microseconds=True),
+    "docs/performance.md#inference": partial(times, SPREAD, jobs=INFERENCE),
     "docs/performance.md#states": states_section, "docs/performance.md#peers": peers_section,
     "docs/performance.md#one-thread": one_thread_section,
-    "docs/numerics.md#accuracy": accuracy_section,
+    "docs/numerics.md#accuracy": lambda document: markdown(error_lines(document)),
 }  # fmt: skip
 BENCHMARK = replace(OPERATION, sections=SECTIONS)
 

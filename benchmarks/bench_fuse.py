@@ -22,11 +22,10 @@ from addnorm._util.numbers import format_percent
 from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, Rows, Target, grid, has, ratio
 from addnorm.bench.harness import Benchmark, main
-from addnorm.bench.pages import digits, headline, markdown, missed, quotient
+from addnorm.bench.pages import digits, headline, markdown, quotient
 from addnorm.fusion.benchmark import saved_bytes
 from addnorm.fusion.result import Fusion
 
-LEAST = 0.95
 TITLES = {**JOBS, "decode": f"one token after {models.PAST} in the cache"}
 CASES = grid(
     model=(models.MINILM,),
@@ -63,48 +62,33 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     fusions: dict[str, tuple[Fusion, float]] = {}  # with the seconds that each took
 
     def make(name: str) -> Callable[[], Tensor]:
-        model, kwargs = copy.deepcopy((original, inputs))  # each variant has a cache of its own
+        copies[name], kwargs = copy.deepcopy((original, inputs))  # each variant has a cache of its own
         start = time.perf_counter()
-        if (fusion := MAKE[name](model, kwargs)) is not None:
+        if (fusion := MAKE[name](copies[name], kwargs)) is not None:
             fusions[name] = fusion, time.perf_counter() - start
-        copies[name] = model
-        return (models.training_step if training else models.inference_step)(model, kwargs)
+        return (models.training_step if training else models.inference_step)(copies[name], kwargs)
 
     names = [name for name in MAKE if "inductor" not in name or (inductor and has_inductor(case))]
     # A variant may not compile, and a fused one may raise VerificationError.
-    calls, _, failures = timing.attempt(case, {name: partial(make, name) for name in names}, names[1:])
-    rows = timing.measure(case, calls, rounds, seconds=SECONDS)
-    for row in rows:
-        model = copies[row["variant"]]
+    makers = {name: partial(make, name) for name in names}
+    results = timing.compare(case, makers, rounds, names[1:], seconds=SECONDS)
+    measured = {row["variant"]: row for row in results["rows"]}
+    for name, row in measured.items():
         if training:
-            row["saved_bytes"] = saved_bytes(partial(model, **inputs), model, inputs)
-        if row["variant"] == "plain":
-            row["share"] = fusions["fused"][0].share if "fused" in calls else None
-    took = [case.row(variant=name, seconds=fusions[name][1]) for name in calls if name in fusions]
-    return {"fusions": took, "failures": failures, "rows": rows}
+            row["saved_bytes"] = saved_bytes(partial(copies[name], **inputs), copies[name], inputs)
+    measured["plain"]["share"] = fusions["fused"][0].share if "fused" in measured else None
+    took = [case.row(variant=name, seconds=fusions[name][1]) for name in measured if name in fusions]
+    return {"fusions": took, **results}
 
 
 def targets(document: Document) -> list[Target]:
     """Return the speed of each fused model beside its target, and in how many cases the fused model is proven."""
-    cases = BENCHMARK.by_case(document)
     return [
-        Target(
-            "fused, {}: times as fast as the model as it was",
-            ">=",
-            LEAST,
-            ratio("fused", "plain"),
-            None,
-            why="a fused model is never slower; 0.05 is the noise of a run",
-        ),
-        Target(
-            "cells in which the fused model is proven",
-            "==",
-            len(cases),
-            lambda rows: float("fused" in rows),
-            sum,
-            why="no model is fused without proof",
-        ),
-    ]
+        Target("fused, {}: times as fast as the model as it was", ">=", 0.95, ratio("fused", "plain"), None,
+               why="a fused model is never slower; 0.05 is the noise of a run"),
+        Target("cells in which the fused model is proven", "==", len(BENCHMARK.by_case(document)),
+               lambda rows: float("fused" in rows), sum, why="no model is fused without proof"),
+    ]  # fmt: skip
 
 
 def title(case: Case) -> str:
@@ -133,34 +117,18 @@ def section(document: Document) -> str:
         names = {"inductor": "torch.compile alone", "fused, inductor": "fused and compiled"}
         if each := [f"{what} {quotient(rows, 'plain', name)}" for name, what in names.items() if name in rows]:
             compiled.append(f"With Inductor, {title(case)}, times as fast: {', '.join(each)}.")
-    verdict = missed(document, "The target, 0.95 times as fast at least, is met in every case")
     seconds = [one["seconds"] for one in document["fusions"] if one["variant"] == "fused"] or [0.0]
     took = f"Fusing, with its proof, took {digits(min(seconds))} to {digits(max(seconds))} seconds"
     text = (
         "MiniLM on Python's own documentation, and decoders of eight layers of 512 features with random weights. Times are "
         "medians, ± from quartile to quartile. Each quotient of times says how many times as fast the second model is. "
         "*Original* is the model before `fuse`; *captured* is the same model in graphs of torch.compile's frontend, with nothing "
-        "fused. So original / captured is the gain of capture alone, and captured / fused that of fusing alone. The last column "
-        "has what autograd saves for backward in the original and in the fused model."
+        "fused. So original / captured is the gain of capture alone, a gain of torch.compile's frontend. Captured / fused is the "
+        "gain of fusing alone, 1 / (1 - share of Add & Norm) at most: a quotient beyond this bound is noise. The last column has "
+        "what autograd saves for backward in the original and in the fused model."
     )
     table = markdown(line(*item) for item in cases.items())
-    return "\n\n".join([text, table, *_bound(document), *compiled, f"{verdict}. {took}. {headline(document)}."])
-
-
-def _bound(document: Document) -> list[str]:
-    """Return a paragraph on the largest possible gain, with the cases in which the measured one is beyond it."""
-    gained = ratio("fused", "frontend")
-    bounds = {
-        case: (1 / (1 - rows["plain"]["share"]), gain) for case, rows in BENCHMARK.by_case(document).items()
-        if (gain := gained(rows)) and rows["plain"]["share"] is not None  # None: nothing could be fused
-    }  # fmt: skip
-    if not bounds:
-        return []
-    beyond = [title(case) for case, (bound, gain) in bounds.items() if gain > bound]
-    (least, _), (most, _) = min(bounds.values()), max(bounds.values())
-    text = f"Fusing alone can gain {least:.2f} to {most:.2f} times at most, 1 / (1 - share)."
-    more = f" A measured ratio beyond its bound is noise: {'; '.join(beyond)}." if beyond else ""
-    return [f"{text}{more} What capture gains is a gain of torch.compile's frontend, not of fusing."]
+    return "\n\n".join([text, table, *compiled, f"{took}. {headline(document)}."])
 
 
 BENCHMARK = Benchmark(

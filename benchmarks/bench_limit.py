@@ -25,7 +25,7 @@ from addnorm.bench.case import Case, Document, Results, Target, grid, has, ratio
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.jobs import EPS, NORMS, inputs
 from addnorm.bench.operation import DTYPES, FIFTEEN_TENSORS, SHAPES, variants
-from addnorm.bench.pages import digits, headline, interval, markdown, merge, quotient
+from addnorm.bench.pages import digits, headline, interval, markdown, merge, quotient, size_columns
 from addnorm.functional import FUNCTIONS
 
 JOBS = {"y": "y alone", "stream": "y and the stream"}
@@ -101,7 +101,7 @@ def section(document: Document) -> str:
     """Return the page's section: a line a case of the forward."""
     lines = [
         {
-            "rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype, "norm": NORMS[case.norm],
+            **size_columns(case), "norm": NORMS[case.norm],
             "into given memory": JOBS[case.job], **{f"x {name}": quotient(rows, "addnorm", peer) for peer, name in PEERS.items()},
             **{f"{name}, µs": digits(rows[name]["median_us"]) for name in ("addnorm", "add", "loop")},
         }
@@ -113,7 +113,7 @@ def section(document: Document) -> str:
 def training_section(document: Document) -> str:
     """Return the ratios with gradients: a line a shape and dtype."""
     lines = merge(
-        ({"rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype}, {NORMS[case.norm]: interval(rows["addnorm"])})
+        (size_columns(case), {NORMS[case.norm]: interval(rows["addnorm"])})
         for case, rows in BENCHMARK.by_case(document).items() if case.job == TRAINING
     )  # fmt: skip
     return f"{markdown(lines)}\n\n{headline(document)}."

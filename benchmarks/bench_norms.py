@@ -17,11 +17,9 @@ import torch
 from claims import BLOCK, HAND, LEARNED, Claim, Measured, best_of, has_learned
 from torch import Tensor
 
-from addnorm import wirings
-from addnorm._util.numbers import format_number
 from addnorm.bench.case import Case, Document, Results, Row, grid
 from addnorm.bench.harness import Benchmark, main
-from addnorm.bench.pages import markdown, sources
+from addnorm.bench.pages import headline, markdown
 from addnorm.lab import Run, Text, measure, python_docs
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, one_thread
@@ -31,8 +29,8 @@ NORMED, BARE = ("pre_ln", "post_ln"), ("no_norm", "rezero")
 LAYERS = (6, 12)
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 SEEDS = (0, 1)
-STEPS, EVERY = 200, 20
-D, HEADS, TOKENS, BATCH = 64, 4, 32, 8
+SETTINGS: dict[str, Any] = {"steps": 200, "warm_up": 0, "d_model": 64, "nhead": 4, "tokens": 32, "batch": 8}
+EVERY = 20
 PROBED = 16  # sequences of the test part on which the reads are measured
 JUDGED = 64  # sequences of the validation part on which the loss is measured during training
 MOVED = 1.0  # standard deviations that the mean of a feature moves, root mean square over the features
@@ -47,14 +45,13 @@ def measure_case(case: Case, *, rounds: int) -> Results:
     By measured step, `resized` is the largest factor by which the size of a sublayer's read has changed, and `moved` the largest
     shift.
     """
-    wiring = wirings.get(case.wiring)
-    runs = [Run(wiring, case.num_layers, D, HEADS, TOKENS, BATCH, STEPS, case.lr, 0, seed, every=0) for seed in SEEDS]
+    runs = [Run(case.wiring, case.num_layers, lr=case.lr, seed=seed, every=0, **SETTINGS) for seed in SEEDS]
     trained = [train(run, text_of_the_lab()) for run in runs]
     loss, losses, sizes, shifts = (torch.stack(of_seeds).mean(0) for of_seeds in zip(*trained, strict=True))
     factors = sizes / sizes[0]
     resized, moved = torch.maximum(factors, 1 / factors).amax(-1), shifts.amax(-1)
-    row = case.row(loss=loss.item(), losses=losses.tolist(), resized=resized.tolist(), moved=moved.tolist())
-    return {"rows": [row]}
+    numbers = {"loss": loss, "losses": losses, "resized": resized, "moved": moved}
+    return {"rows": [case.row(**{name: number.tolist() for name, number in numbers.items()})]}
 
 
 def finish(results: Results, head: Document) -> Document:
@@ -73,13 +70,12 @@ def train(run: Run, text: Text) -> list[Tensor]:
     """
     with one_thread():
         training = Training(run, text)
-        probe = text.held_out("test", PROBED, run.tokens)[0]
+        probe, _ = text.held_out("test", PROBED, run.tokens)
         inputs, targets = text.held_out("validation", JUDGED, run.tokens)
 
         def look() -> tuple[Tensor, Tensor]:
-            return measure.cross_entropy(measure.logits(training.model, inputs), targets), reads_of(
-                training.model, probe
-            )
+            loss = measure.cross_entropy(measure.logits(training.model, inputs), targets)
+            return loss, reads_of(training.model, probe)
 
         looks = [look()]
         looks += [look() for _ in training.each_step() if training.step % EVERY == 0]
@@ -87,8 +83,8 @@ def train(run: Run, text: Text) -> list[Tensor]:
         losses, reads = map(torch.stack, zip(*looks, strict=True))
         means = reads.mean(2)
         shifts = ((means - means[0]) / reads[0].std(1)).square().mean(-1).sqrt()
-        loss = torch.tensor(training.evaluate()["test"])
         sizes = reads.square().mean((2, 3)).sqrt()
+        loss = torch.tensor(training.evaluate()["test"])
         return [number.nan_to_num(math.inf, math.inf) for number in (loss, losses, sizes, shifts)]
 
 
@@ -124,19 +120,25 @@ def largest_rate(results: Document, rows: list[Row]) -> float:
 
 
 def by_wiring(number: Callable[[Document, list[Row]], float]) -> Callable[[Document], Measured]:
-    """Return the function that selects a number of the runs at all rates, with four digits, by depth and wiring."""
+    """Return the function that selects a number of the runs at all rates, by depth and wiring."""
     return lambda results: {
-        f"{wiring}, {n}": float(f"{number(results, rows_of(results, wiring, n)):.4g}")
-        for n in LAYERS
-        for wiring in WIRINGS
+        f"{n} layers": {wiring: number(results, rows_of(results, wiring, n)) for wiring in WIRINGS} for n in LAYERS
     }
+
+
+def each(m: Measured, holds: Callable[[str, float], bool], without: str = "") -> dict[str, bool]:
+    """Return for each depth and wiring whether a statement holds. `without` begins the names of wirings without norms."""
+    return {
+        f"{'' if wiring in NORMED else without}{wiring}, {layers}": holds(wiring, value)
+        for layers, numbers in m.items() for wiring, value in numbers.items()
+    }  # fmt: skip
 
 
 def compared(m: Measured, better: Callable[[float, float], bool]) -> dict[str, bool]:
     """Return for each depth whether both normed wirings are better than each one without norms."""
     return {
-        f"{wiring} against {bare}, {n} layers": better(m[f"{wiring}, {n}"], m[f"{bare}, {n}"])
-        for n in LAYERS for bare in BARE for wiring in NORMED
+        f"{wiring} against {bare}, {layers}": better(numbers[wiring], numbers[bare])
+        for layers, numbers in m.items() for bare in BARE for wiring in NORMED
     }  # fmt: skip
 
 
@@ -145,53 +147,28 @@ CLAIMS: tuple[Claim, ...] = (
         "The distribution of activations within layers shifts during training.", BLOCK,
         f"at its best rate, the mean feature of what some sublayer reads moves by more than {MOVED:g} of its standard deviations",
         by_wiring(lambda _, rows: max(best_of(rows)["moved"])),
-        lambda m: {name: value > MOVED for name, value in m.items()},
+        lambda m: each(m, lambda _, shift: shift > MOVED)
     ),
     Claim(
         "With the norm, the inputs to the next layer stay in a consistent range.", HAND,
         f"at its best rate, the size of what every sublayer reads stays within a factor of {RESIZED:g} of its first; without "
         "norms it does not",
         by_wiring(lambda _, rows: max(best_of(rows)["resized"])),
-        lambda m: {
-            name if name.startswith(NORMED) else f"not in {name}": (value <= RESIZED) is name.startswith(NORMED)
-            for name, value in m.items()
-        },
+        lambda m: each(m, lambda wiring, factor: (factor <= RESIZED) is (wiring in NORMED), "not in ")
     ),
     Claim(
         "Normalization speeds up training; without it convergence is slower.", f"{HAND}; {BLOCK}",
         f"each at its best rate, fewer steps to a loss {LEARNED} below that of single characters",
         by_wiring(steps_to_learn),
-        lambda m: compared(m, lambda normed, bare: normed < bare),
+        lambda m: compared(m, lambda normed, bare: normed < bare)
     ),
     Claim(
         "Normalization stabilizes training.", f"{HAND}; {BLOCK}",
-        "the largest learning rate at which the model learns is higher with norms",
+        "the largest learning rate at which the model learns, 0 where it learns at none, is higher with norms",
         by_wiring(largest_rate),
-        lambda m: compared(m, lambda normed, bare: normed > bare),
+        lambda m: compared(m, lambda normed, bare: normed > bare)
     ),
 )  # fmt: skip
-
-
-# -------------------------------------------------------------------------------------------- tables of docs/claims.md
-
-
-def claims_section(document: Document) -> str:
-    """Return the table of the claims, with the measured numbers by depth and wiring."""
-    return claims.table(document, numbers)
-
-
-def numbers(measured: Measured) -> str:
-    """Return the numbers of a claim: a line a depth."""
-    lines = [
-        f"{n} layers: " + ", ".join(f"{wiring} {number(measured[f'{wiring}, {n}'])}" for wiring in WIRINGS)
-        for n in LAYERS
-    ]
-    return "<br>".join(lines)
-
-
-def number(value: float) -> str:
-    """Return a number with three digits; "never" for infinity, "none" for zero."""
-    return "never" if value == math.inf else "none" if value == 0 else format_number(value, 3, trim=True)
 
 
 def rates_section(document: Document) -> str:
@@ -199,25 +176,23 @@ def rates_section(document: Document) -> str:
     results, protocol = document["results"], document["protocol"]
     table = markdown(
         {"wiring": f"`{wiring}`", "L": f"{n}",
-         **{f"rate {row['lr']:g}": claims.mark_best(number(row["loss"]), row, rows) for row in rows}}
+         **{f"rate {row['lr']:g}": claims.mark_best(claims.in_short(row["loss"]), row, rows) for row in rows}}
         for n in LAYERS for wiring in WIRINGS for rows in [rows_of(results, wiring, n)]
     )  # fmt: skip
     return (
         f"{table}\n\nTest loss in nats a character after {protocol['steps']} steps, the mean of {len(protocol['seeds'])} seeds, "
-        f"without warm-up; {claims.measured_where(document)}. Bold: the best rate."
-        f"{claims.EDGE if claims.STAR in table else ''} torch {document['versions']['torch']}, {sources(document)[-1]}, "
-        f"{document['date'][:10]}."
+        f"without warm-up; {claims.explain_losses(document)} {headline(document)}."
     )
 
 
 BENCHMARK = Benchmark(
     "norms", grid(num_layers=LAYERS, wiring=WIRINGS, lr=RATES), measure_case, parts=("rows",),
     protocol={
-        "layers": LAYERS, "rates": RATES, "seeds": SEEDS, "steps": STEPS, "every": EVERY, "d": D, "nhead": HEADS,
-        "tokens": TOKENS, "batch": BATCH, "probed": PROBED, "optimizer": "Adam, no warm-up", "text": "pydoc_data.topics",
+        "layers": LAYERS, "rates": RATES, "seeds": SEEDS, **SETTINGS, "every": EVERY, "probed": PROBED, "optimizer": "Adam",
+        "text": "pydoc_data.topics",
     },
-    finish=finish, verdicts=partial(claims.judge_all, CLAIMS), report=claims.report, threads=1, rounds=1, idle=False,
-    sections={"docs/claims.md#claims-norms": claims_section, "docs/claims.md#norms-rates": rates_section},
+    finish=finish, verdicts=partial(claims.judge_all, CLAIMS), threads=1, rounds=1, idle=False,
+    sections={"docs/claims.md#claims-norms": claims.table, "docs/claims.md#norms-rates": rates_section},
 )  # fmt: skip
 
 if __name__ == "__main__":

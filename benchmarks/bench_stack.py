@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from stacks import HEAD_DIM, JOBS, LAYERS, Plain, encoder
-from torch import Tensor, nn
+from torch import nn
 
 from addnorm import nn as addnorm_nn
 from addnorm.bench import timing
@@ -34,17 +34,14 @@ CASES = grid(
 ) + grid(wiring=STREAMS, job=("training",), d=(256, 768), batch__tokens=((1, 128), (8, 128)))  # fmt: skip
 
 
-def variants(case: Case) -> tuple[dict[str, nn.Module], Tensor, Tensor]:
-    """Return the modules, an input, and a gradient of the output."""
-    torch.manual_seed(0)
-    shape = (case.batch, case.tokens, case.d)
-    given = torch.randn(shape, requires_grad=case.job == "training"), torch.randn(shape)
+def variants(case: Case) -> dict[str, nn.Module]:
+    """Return the modules, with equal weights."""
     if case.wiring in STREAMS:
         ours: Any = encoder(case.d, case.wiring)
         for name, parameter in ours.named_parameters():
             if "coefficients" in name:  # at first the streams are equal and the gates constant
                 parameter.data += 0.02 * torch.randn_like(parameter)
-        return {"addnorm": ours, "plain": Plain(ours.stack)}, *given
+        return {"addnorm": ours, "plain": Plain(ours.stack)}
     pre = case.wiring == "pre_ln"
     layer = nn.TransformerEncoderLayer(
         case.d, case.d // HEAD_DIM, 4 * case.d, dropout=0.0, batch_first=True, norm_first=pre
@@ -53,10 +50,7 @@ def variants(case: Case) -> tuple[dict[str, nn.Module], Tensor, Tensor]:
     ours = addnorm_nn.from_torch(theirs)
     # Copies of weights lie elsewhere in memory, which alone can make several per cent. A timed loop follows an untimed call of
     # the same variant, so weights that two variants share are in the cache for both.
-    modules = {"addnorm": ours, "plain": Plain(ours.stack), "torch": theirs}
-    for module in modules.values():
-        module.train(case.job == "training")
-    return modules, *given
+    return {"addnorm": ours, "plain": Plain(ours.stack), "torch": theirs}
 
 
 def measure(case: Case, *, rounds: int) -> Results:
@@ -65,18 +59,20 @@ def measure(case: Case, *, rounds: int) -> Results:
     Raises:
         AssertionError: the outputs differ by more than round-off.
     """
-    modules, x, dy = variants(case)
+    torch.manual_seed(0)
+    training = case.job == "training"
+    x, dy = (torch.randn(case.batch, case.tokens, case.d) for _ in range(2))
+    modules = {name: module.train(training) for name, module in variants(case).items()}
     if has_inductor(case):
         torch._dynamo.reset()
         compiled: dict[str, Any] = {f"{name}{COMPILED}": torch.compile(m, dynamic=False) for name, m in modules.items()}
         modules |= compiled
     with torch.no_grad():
-        outputs = {name: module(x) for name, module in modules.items()}
-    for output in outputs.values():
-        torch.testing.assert_close(output, outputs["addnorm"], rtol=1e-4, atol=1e-4)
-    training = case.job == "training"
+        expected = modules["addnorm"](x)
+        for module in modules.values():
+            torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-4)
     calls = {
-        name: timing.step(module, [x], dy, [x, *module.parameters()] if training else [])
+        name: timing.step(module, [x], dy, [x.requires_grad_(), *module.parameters()] if training else [])
         for name, module in modules.items()
     }
     rows = timing.measure(case, calls, rounds, seconds=SECONDS, peer="addnorm")
@@ -93,39 +89,16 @@ def speed(peer: str, rows: Rows) -> float | None:
 
 
 TARGETS = [
-    target
-    for job, title in JOBS.items()
-    for peer, name in PEERS.items()
-    for where in [has(wiring=ONE_STREAM, job=job)]
+    target for job, title in JOBS.items() for peer, name in PEERS.items() for where in [has(wiring=ONE_STREAM, job=job)]
     for target in (
-        Target(
-            f"{title}: lowest, against {name}",
-            ">=",
-            0.98,
-            partial(speed, peer),
-            min,
-            where,
-            why="a stack costs no more than its sublayers; 0.02 is noise",
-        ),
-        Target(
-            f"{title}: mean, against {name}",
-            ">=",
-            1.03 if job == "training" else None,
-            partial(speed, peer),
-            geometric_mean,
-            where,
-            why="Add & Norm is a few per cent of a step: this is most of it",
-        ),
+        Target(f"{title}: lowest, against {name}", ">=", 0.98, partial(speed, peer), min, where,
+               why="a stack costs no more than its sublayers; 0.02 is noise"),
+        Target(f"{title}: mean, against {name}", ">=", 1.03 if job == "training" else None, partial(speed, peer),
+               geometric_mean, where, why="Add & Norm is a few per cent of a step: this is most of it"),
     )
 ] + [
-    Target(
-        f"saved bytes: highest share of {name}'s",
-        "<=",
-        None,
-        ratio(peer, "addnorm", "saved_bytes"),
-        max,
-        has(wiring=ONE_STREAM, job="training"),
-    )
+    Target(f"saved bytes: highest share of {name}'s", "<=", None, ratio(peer, "addnorm", "saved_bytes"), max,
+           has(wiring=ONE_STREAM, job="training"))
     for peer, name in PEERS.items()
 ] + [
     target for wiring in STREAMS for where in [has(wiring=wiring)] for target in (

@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 import addnorm
-from addnorm.bench import proofs, timing
+from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, Target, by_case, grid, has, ratio
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, markdown, quotient, targets_section
 from addnorm.nn.connection import FIRST
+from addnorm.stream.dataflow.replay import relative_error
 from addnorm.wirings.coefficients import ManifoldConnection
 
 N = 4
@@ -103,7 +104,7 @@ def measure(case: Case, *, rounds: int, compile: bool = True) -> Results:  # the
 
     makers = {"addnorm": partial(call, fused), "transformers": partial(call, plain)}
     found, expected = (make()()[0] for make in makers.values())  # the read, or the gradient of X
-    difference, most = proofs.distance(found, expected.double()), MOST_DIFFERENT[case.dtype]
+    difference, most = relative_error(found.detach(), expected), MOST_DIFFERENT[case.dtype]
     if not difference <= most:
         raise ValueError(
             f"the results differ by {difference:.2g} from those of transformers, expected at most {most:g}."

@@ -6,10 +6,12 @@ is "holds", "refuted", or both with the parts to which each applies. Statements 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from addnorm._util.numbers import format_number
 from addnorm.bench.case import Document
 from addnorm.bench.pages import markdown
 
@@ -26,8 +28,7 @@ BLOCK = "Add & Norm in encoder and decoder"
 LEARNED = 0.3  # nats a character below the entropy of single characters; a run with less has learned nothing
 PASSES = (0.01, 100.0)  # a gradient that arrives with its norm within these factors neither vanished nor exploded
 WARM = ", warm-up"  # ends the name of a run with it
-STAR = r"\*"  # marks a best rate at the edge of the grid
-EDGE = f" {STAR}: the best rate is at the edge of the grid; a better one may lie outside."
+ROUND_OFF = 1e-15  # a smaller number is zero
 ALIKE = 0.1  # mean cosine; that of unrelated vectors is 0, measured to within 0.02
 
 
@@ -55,29 +56,38 @@ def judge_all(claims: Iterable[Claim], document: Document) -> Document:
     return {} if results is None else {"claims": [claim.judge(results) for claim in claims]}
 
 
-def table(document: Document, numbers: Callable[[Measured], str]) -> str:
+def table(document: Document) -> str:
     """Return the table of the claims: criterion, measured numbers, verdict."""
     return markdown(
         {"claim": f"{one['claim']} ({one['lesson'].replace('; ', ' / ')})", "criterion": one["criterion"],
-         "measured": numbers(one["measured"]), "verdict": f"**{one['verdict']}**"}
+         "measured": "<br>".join(f"{name}: {in_short(value)}" for name, value in one["measured"].items()),
+         "verdict": f"**{one['verdict']}**"}
         for one in document["claims"]
     )  # fmt: skip
 
 
-def report(document: Document) -> str:
-    """Return every claim with its verdict."""
-    return "\n".join(f"{one['claim']}\n    {one['verdict']}" for one in document.get("claims", []))
+def in_short(value: Any) -> str:
+    """Return a number with three digits, or several with their names: of a series by depth the first and the last."""
+    if not isinstance(value, dict):
+        return "never" if value == math.inf else "0" if abs(value) < ROUND_OFF else format_number(value, 3, trim=True)
+    if all(key.isdigit() for key in value):
+        return ", ".join(
+            f"{in_short(value[depth])} at L = {depth}" for depth in (min(value, key=int), max(value, key=int))
+        )
+    return ", ".join(f"{name} {in_short(one)}" for name, one in value.items() if one is not None)
 
 
 def mark_best(text: str, row: Measured, rows: Sequence[Measured]) -> str:
-    """Return the loss of a run of several rates: the best one in bold, with a star at the grid's edge."""
-    return text if row is not best_of(rows) else f"**{text}{STAR if is_at_edge(row, rows) else ''}**"
+    """Return the loss of a run of several rates, the best one in bold."""
+    return f"**{text}**" if row is best_of(rows) else text
 
 
-def measured_where(document: Document) -> str:
-    """Return the loss of a model that has learned nothing, for the text below a table of losses."""
-    unigram = document["results"]["unigram"]
-    return f"a model that knows only how often each character occurs has {unigram:.3f}"
+def explain_losses(document: Document) -> str:
+    """Return the text below a table of losses: the loss of a model that has learned nothing, and which losses are bold."""
+    return (
+        f"a model that knows only how often each character occurs has {document['results']['unigram']:.3f}. Bold: the best rate; "
+        "where it is the smallest or the largest one, a better one may lie outside of the grid."
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- verdicts
@@ -150,12 +160,6 @@ def best_of(rows: Iterable[Measured]) -> Measured:
     return min(rows, key=lambda row: row["loss"])
 
 
-def is_at_edge(best: Measured, rows: Iterable[Measured]) -> bool:
-    """Return whether the best rate is the smallest or the largest of the rows' rates: a better one may lie outside the grid."""
-    rates = sorted({row["lr"] for row in rows})
-    return len(rates) > 1 and best["lr"] in (rates[0], rates[-1])
-
-
 def losses(num_layers: int, *runs: str) -> Callable[[Results], Measured]:
     """Return the function that selects the best losses of some runs, and the loss without learning.
 
@@ -180,18 +184,16 @@ def has_learned(loss: float, unigram: float) -> bool:
 
 
 def chain(results: Results) -> Measured:
-    """Return post-LN's gradient at x_0 over that at x_L, whole and along the residual alone, and the share of one norm."""
+    """Return post-LN's gradient at x_0 over that at x_L, whole and along the residual alone."""
     before = depths("gradient", "post_ln")(results)["post_ln"]
     alone = depths("gradient_residual_alone", "post_ln")(results)["post_ln"]
-    layers = max(map(int, before))
     ratios = {
-        f"untrained, L = {layers}, the residual with its norms alone": (alone[str(layers)], layers),
-        f"untrained, L = {layers}": (before[str(layers)], layers),
-    }
+        "untrained, L = 64, the residual with its norms alone": alone["64"], "untrained, L = 64": before["64"],
+    }  # fmt: skip
     for row in rows_of(results["training"], wiring="post_ln", num_layers=12, warm_up=0):
-        ratios["untrained, L = 12"] = row["gradient_before"], 12
-        ratios[f"trained at {row['lr']:g}, L = 12"] = row["gradient_after"], 12
-    return {name: {"in all": ratio, "a norm": ratio ** (1 / (2 * n))} for name, (ratio, n) in ratios.items()}
+        ratios["untrained, L = 12"] = row["gradient_before"]
+        ratios[f"trained at {row['lr']:g}, L = 12"] = row["gradient_after"]
+    return ratios
 
 
 def removal(results: Results) -> Measured:
@@ -222,22 +224,21 @@ CLAIMS: tuple[Claim, ...] = (
         "Add preserves the original input through the residual path.", f"{IDEA}; {BLOCK}",
         f"untrained, the cosine of a token's x_L and its x_0 is at least {ALIKE}",
         depths("memory", "pre_ln", "post_ln", "deepnorm", "no_residual"),
-        lambda m: by_depth(m, lambda cosine: cosine >= ALIKE, ("pre_ln", "post_ln", "deepnorm")),
+        lambda m: by_depth(m, lambda cosine: cosine >= ALIKE, ("pre_ln", "post_ln", "deepnorm"))
     ),
     Claim(
         "With the residual, the gradient reaches the first layer.", f"{IDEA}; {HAND}; {STREAM}; {BLOCK}",
         "untrained, its norm at x_0 is within a factor of 100 of that at x_L",
         depths("gradient", "pre_ln", "post_ln", "deepnorm"),
-        lambda m: by_depth(m, passes, ("pre_ln", "post_ln", "deepnorm")),
+        lambda m: by_depth(m, passes, ("pre_ln", "post_ln", "deepnorm"))
     ),
     Claim(
         "Without the residual, the gradient vanishes or explodes in a deep stack.", f"{HAND}; {BLOCK}",
         "untrained, at the greatest depth its norm at x_0 is not within a factor of 100 of that at x_L",
         depths("gradient", "no_residual, no norm", "no_residual"),
         lambda m: {
-            "without norms": not passes(list(m["no_residual, no norm"].values())[-1]),
-            "with norms": not passes(list(m["no_residual"].values())[-1]),
-        },
+            "without norms": not passes(m["no_residual, no norm"]["64"]), "with norms": not passes(m["no_residual"]["64"]),
+        }
     ),
     Claim(
         "Without the residual, what tells the tokens apart is lost.", f"{IDEA}; {BLOCK}",
@@ -247,7 +248,7 @@ CLAIMS: tuple[Claim, ...] = (
             "lost without it": all(value > 0.99 for value in m["no_residual"].values()),
             "kept by pre_ln": all(value < 0.99 for value in m["pre_ln"].values()),
             "kept by post_ln": all(value < 0.99 for value in m["post_ln"].values()),
-        },
+        }
     ),
     Claim(
         "Norm keeps the scale of the stream stable.", f"{IDEA}; {HAND}; {STREAM}",
@@ -256,7 +257,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda m: {
             "post_ln": 0.5 < grown(m["post_ln"]) < 2, "pre_ln": 0.5 < grown(m["pre_ln"]) < 2,
             "and not without": grown(m["no_norm"]) > 1000,
-        },
+        }
     ),
     Claim(
         "Post-LN re-scales the stream at every sublayer; pre-LN leaves it un-normalized.", STREAM,
@@ -265,31 +266,31 @@ CLAIMS: tuple[Claim, ...] = (
         lambda m: {
             "post_ln": all(abs(value - 1) < 1e-3 for value in m["post_ln"].values()),
             "pre_ln": list(m["pre_ln"].values()) == sorted(m["pre_ln"].values()) and m["pre_ln"]["2"] > 1.1,
-        },
+        }
     ),
     Claim(
         "In post-LN a norm sits on the +1 path at each step, and their product can blow up or shrink.", STREAM,
         "the gradient's norm at x_0 is not within a factor of 100 of that at x_L",
         chain,
-        lambda m: {name: not passes(ratio["in all"]) for name, ratio in m.items()},
+        lambda m: {name: not passes(ratio) for name, ratio in m.items()}
     ),
     Claim(
         "Pre-LN has a clean +1 path: the gradient of x_L arrives at x_0 untouched.", STREAM,
         "the gradient at x_0 that passes 24 sublayers along the residual alone has the bits of the gradient at x_L",
         exact("bits changed along pre-LN's residual"),
-        lambda m: m["bits changed along pre-LN's residual"] == 0,
+        lambda m: m["bits changed along pre-LN's residual"] == 0
     ),
     Claim(
         "Pre-LN unrolls: x_L = x_0 + the sum of the sublayers' outputs.", STREAM,
         "in float32 the two differ by less than a millionth of the stream's norm",
         exact("closure of pre-LN"),
-        lambda m: m["closure of pre-LN"] < 1e-6,
+        lambda m: m["closure of pre-LN"] < 1e-6
     ),
     Claim(
         "A sublayer that has learned nothing useful leaves the output as good as the input.", HAND,
         "a sublayer of zeros changes no bit of the stream",
         exact("change by zeros, pre-LN", "change by zeros, post-LN"),
-        lambda m: {name: m[f"change by zeros, {name}"] == 0 for name in ("pre-LN", "post-LN")},
+        lambda m: {name: m[f"change by zeros, {name}"] == 0 for name in ("pre-LN", "post-LN")}
     ),
     Claim(
         "Removing one sublayer rarely breaks the model.", STREAM,
@@ -297,7 +298,7 @@ CLAIMS: tuple[Claim, ...] = (
         removal,
         lambda m: {
             wiring: row["broken after training"] <= 0.1 * row["of"] for wiring, row in m.items() if row["of"]
-        },
+        }
     ),
     Claim(
         "Add & Norm reduces the chance that one sublayer completely distorts the representation.", IDEA,
@@ -307,7 +308,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda m: {
             **{f"less in {name} than without norms": 10 * m[f"distorted, {name}"] <= m["distorted, no_norm"] for name in NORMED},
             **{f"little in {name}": m[f"distorted, {name}"] < 1 for name in NORMED},
-        },
+        }
     ),
     Claim(
         "Add & Norm lets sublayers be stacked deep without training falling apart.", f"{IDEA}; {STREAM}",
@@ -317,7 +318,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda m: {
             **{f"{name} learns": learned(m, name) for name in ("pre_ln", "post_ln", "deepnorm")},
             **{f"{name} does not": not learned(m, name) for name in ("no_residual", "no_norm")},
-        },
+        }
     ),
     Claim(
         "Post-LN is fragile in deep stacks, pre-LN is not.", STREAM,
@@ -328,7 +329,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda m: {
             "pre_ln learns": learned(m, "pre_ln, 6") and learned(m, "pre_ln, 12"),
             "post_ln fades": m["post_ln, 12"] > m["post_ln, 6"] + 0.05,
-        },
+        }
     ),
     Claim(
         "Pre-LN trains without the warm-up that post-LN demands.", STREAM,
@@ -338,7 +339,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda m: {
             "pre_ln needs none": m["pre_ln"] - m["pre_ln, warm-up"] < 0.05,
             "post_ln gains by it": m["post_ln"] - m["post_ln, warm-up"] > 0.05,
-        },
+        }
     ),
     Claim(
         "The norm gives a token mean 0 and variance 1.", f"{HAND}; {BLOCK}",
@@ -346,14 +347,14 @@ CLAIMS: tuple[Claim, ...] = (
         exact("mean after the norm", "variance after the norm"),
         lambda m: "holds at variances from " + str(min(
             (float(var) for var, after in m["variance after the norm"].items() if abs(after - 1) < 0.01), default="none",
-        )) if abs(m["mean after the norm"]) < 0.01 else "refuted",
+        )) if abs(m["mean after the norm"]) < 0.01 else "refuted"
     ),
     Claim(
         "gamma = sqrt(variance) and beta = mean undo the norm.", f"{HAND}; {BLOCK}",
         "the error relative to the token's spread is below 1e-5: with gamma = sqrt(variance + eps); with gamma = sqrt(variance), "
         "as the claim states; for two tokens with one gamma and beta",
         exact(*UNDONE.values()),
-        lambda m: {part: m[key] < 1e-5 for part, key in UNDONE.items()},
+        lambda m: {part: m[key] < 1e-5 for part, key in UNDONE.items()}
     ),
     Claim(
         "A token's LayerNorm does not depend on the other examples of its batch, unlike BatchNorm.", f"{IDEA}; {BLOCK}",
@@ -362,19 +363,19 @@ CLAIMS: tuple[Claim, ...] = (
         lambda m: {
             "LayerNorm": m["tokens changed by their batch, LayerNorm"] == 0,
             "BatchNorm does": m["tokens changed by their batch, BatchNorm"] > 0,
-        },
+        }
     ),
     Claim(
         "Epsilon prevents a division by zero.", f"{IDEA}; {HAND}; {BLOCK}",
         "the output for a token of equal features is finite with epsilon, and not without",
         exact("numbers not finite with eps", "numbers not finite without eps"),
-        lambda m: m["numbers not finite with eps"] == 0 < m["numbers not finite without eps"],
+        lambda m: m["numbers not finite with eps"] == 0 < m["numbers not finite without eps"]
     ),
     Claim(
         "x and Sublayer(x) must have the same shape.", IDEA,
         "each of six other shapes is refused: one feature, token or sequence less, one axis more, and two that would broadcast",
         exact("wrong shapes", "wrong shapes refused"),
-        lambda m: m["wrong shapes"] == m["wrong shapes refused"] > 0,
+        lambda m: m["wrong shapes"] == m["wrong shapes refused"] > 0
     ),
     Claim(
         "Add & Norm adds extra computation and learned parameters.", IDEA,
@@ -383,7 +384,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda m: {
             "parameters": all(row["parameters"] > 0 for row in m.values()),
             "time": all(min(row["eager"], row["addnorm"]) > 0 for row in m.values()),
-        },
+        }
     ),
 )  # fmt: skip
 

@@ -38,7 +38,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main(sys.argv[1:]))
-    except ValueError as error:  # a document that does not fit its section
-        raise SystemExit(f"table.py: {error}") from error
+    raise SystemExit(main(sys.argv[1:]))

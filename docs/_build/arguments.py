@@ -107,7 +107,7 @@ def shapes(m: Measured) -> str:
 
 def unsolved(m: Measured) -> str:
     """Return a problem that a norm at every sublayer does not prevent."""
-    after = m["trained at 0.001, L = 12"]["in all"]
+    after = m["trained at 0.001, L = 12"]
     return (
         "post-LN has a norm after every sublayer; yet after 300 steps without warm-up the gradient at the first of 12 layers is "
         f"{n(after)} of that at the last"

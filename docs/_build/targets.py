@@ -12,7 +12,7 @@ from addnorm.bench.pages import bound, digits, headline
 TITLES = {
     "functional": "The operation", "limit": "The forward beside its limit", "compile": "The operation under torch.compile",
     "streams": "The boundary of four streams", "stack": "Encoders", "fuse": "Fused models",
-    "stream": "Inspecting and recording", "lab": "The lab", "gpu": "The operation on a GPU",
+    "stream": "Inspecting and recording", "gpu": "The operation on a GPU",
 }  # fmt: skip
 
 

@@ -13,16 +13,14 @@ from torch import nn
 from addnorm.bench import harness
 from addnorm.bench.case import Case, has
 from addnorm.fusion import benchmark as fusion_benchmark
-from addnorm.nn import Encoder
 from addnorm.ops import compile_mode
 from addnorm.stream.models.load import LoadedModel
-from support.lab_runs import TEXT
 from support.loading import ROOT
 
 # torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-NAMES = ("stack", "limit", "memory", "stream", "streams", "fuse", "lab", "compile")
+NAMES = ("stack", "limit", "memory", "stream", "streams", "fuse", "compile")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the loop is compiled with g++")
 
 
@@ -52,12 +50,11 @@ def small(scripts, monkeypatch, threads):
     threads(1)
     decoder = scripts.fuse.models.SIZES | {"num_hidden_layers": 1, "vocab_size": 60}
     for place, name, value in (
-        (scripts.stream.models, "load", small_bert), (scripts.stream, "CALLS", 1),
-        (scripts.stream, "Encoder", lambda layers, *sizes, **options: Encoder(1, *sizes, **options)),
+        (scripts.stream.models, "load", small_bert),
         (scripts.stack, "has_inductor", has(wiring=scripts.stack.STREAMS)), (scripts.fuse, "SECONDS", 0.01),
         (scripts.fuse.models, "SIZES", decoder), (fusion_benchmark, "SHARE_SECONDS", 0.0),
-        (scripts.memory, "SETTINGS", dict(itertools.islice(scripts.memory.SETTINGS.items(), 2))), (scripts.lab, "EVERY", 2),
-        (scripts.lab, "text_of_the_lab", lambda: TEXT), (scripts.streams, "COPY_BYTES", 4096),
+        (scripts.memory, "SETTINGS", dict(itertools.islice(scripts.memory.SETTINGS.items(), 2))),
+        (scripts.streams, "COPY_BYTES", 4096),
         (torch, "compile", lambda function, **options: function),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, value)
@@ -70,9 +67,7 @@ COMPILED = {"norm": "layer", "rows": 6, "d": 16, "dtype": "float32", "device": "
 OPERATION = {"rows": 4, "d": 64, "dtype": "bfloat16"}
 STACK = {"wiring": "pre_ln", "job": "inference", "batch": 2, "tokens": 3, "d": 64}
 BOUNDARY = {"job": "forward_backward", "rows": 3, "d": 16, "dtype": "float32"}
-LAB = {"wiring": "pre_ln", "num_layers": 2, "d": 16, "batch": 2, "tokens": 8}
 # A benchmark, a case, its variants, and options of its `measure`.
-STREAM = ("plain", "recorded", "without gradients", "inspect", "decompose")
 CASES = [
     ("stack", STACK, ("addnorm", "plain", "torch"), {}),
     ("stack", STACK | {"wiring": "post_ln", "job": "training"}, ("addnorm", "plain", "torch"), {}),
@@ -82,12 +77,11 @@ CASES = [
     pytest.param("limit", {"norm": "rms", "job": "y", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
     ("limit", {"norm": "rms", "job": "forward_backward", **OPERATION}, ("eager", "addnorm"), {}),
     ("memory", {"model": "plain", "job": "training", "batch": 2, "tokens": 3, "d": 64}, ("glibc", "glibc, memory kept"), {}),
-    ("stream", {"batch": 1, "tokens": 8}, (*STREAM, *(f"four streams{name}" for name in ("", ", recorded", ", without gradients", ", inspect"))), {}),
+    ("stream", {"batch": 1, "tokens": 8}, ("plain", "recorded", "without gradients", "inspect", "decompose"), {}),
     ("streams", BOUNDARY | {"job": "forward", "dtype": "bfloat16"}, ("addnorm", "transformers"), {"compile": False}),
     ("streams", BOUNDARY, ("addnorm", "transformers", "compile"), {}),
     *(pytest.param("fuse", {"model": model, "job": job, **TRAINED}, ("plain", "fused", "frontend"), {}, marks=pytest.mark.slow)
       for model, job in (("minilm", "training"), ("llama", "decode"), ("gemma3_text", "inference"))),
-    *(("lab", LAB | {"wiring": wiring}, ("plain", "addnorm", "recorded"), {}) for wiring in ("post_ln", "pre_ln")),
     *(("compile", {"job": job, **COMPILED}, ("op", "formula", "torch", "eager"), {}) for job in ("y", "training", "around_training")),
 ]  # fmt: skip
 
@@ -114,7 +108,7 @@ def test_case_has_a_row_for_each_variant_and_sections(small, name, values, varia
 
 
 def test_different_results_are_an_error(small, monkeypatch):
-    plain, forward, prepare = small.stack.Plain, small.streams.Fused.forward, small.lab.prepare
+    plain, forward = small.stack.Plain, small.streams.Fused.forward
 
     def spoiled_stack(stack):
         module = plain(copy.deepcopy(stack))  # which shares no parameter
@@ -125,17 +119,11 @@ def test_different_results_are_an_error(small, monkeypatch):
     def spoiled_boundary(self, streams, output, *rest):
         return forward(self, streams, output * 1.1, *rest)
 
-    def spoiled_training(case, variant, steps):
-        training = prepare(case, variant, steps)
-        return (1.001 * loss for loss in training) if variant == "plain" else training
-
     monkeypatch.setattr(small.stack, "Plain", spoiled_stack)
     monkeypatch.setattr(small.streams.Fused, "forward", spoiled_boundary)
-    monkeypatch.setattr(small.lab, "prepare", spoiled_training)
     for script, values, error, words in (
         (small.stack, STACK, AssertionError, "not close"),
         (small.streams, BOUNDARY, ValueError, r"the results differ by .* expected at most 1e-05"),
-        (small.lab, LAB, ValueError, r"the losses of pre_ln, 2 layers, d = 16 differ by .* expected round-off"),
     ):
         with pytest.raises(error, match=words):
             script.measure(Case(**values, threads=1), rounds=1)
@@ -153,31 +141,11 @@ def test_text_that_is_too_short_is_refused(small, monkeypatch):
 
 
 def test_plain_stack_shares_parameters_and_has_torchs_norms(scripts):
-    modules = scripts.stack.variants(Case(**STACK))[0]
+    modules = scripts.stack.variants(Case(**STACK))
     storages = {name: {parameter.data_ptr() for parameter in module.parameters()} for name, module in modules.items()}
     assert storages["addnorm"] == storages["plain"]  # copies would lie elsewhere in memory
     assert not storages["addnorm"] & storages["torch"]  # the second would find it in the cache
     assert {type(module) for module in modules["plain"].modules() if isinstance(module, nn.LayerNorm)} == {nn.LayerNorm}
-
-
-def test_lab_windows_end_with_a_recorded_step(small, monkeypatch):
-    """Check the windows: the first step is separate, and the last step of each later window is recorded."""
-    trainings = {}
-
-    class Training(small.lab.Training):
-        def __init__(self, run, text):
-            super().__init__(run, text)
-            trainings[run.every, run.steps] = self
-
-    monkeypatch.setattr(small.lab, "Training", Training)
-    result = small.lab.measure(Case(**LAB, threads=1), rounds=1)
-    assert all(row["rounds"] == 2 and row["first_us"] > 0 < row["last_us"] for row in result["rows"])
-    assert trainings[2, 5].recorded["steps"] == [0, 2, 4]
-    assert trainings[0, 5].recorded["steps"] == []
-    (losses,) = result["losses"]
-    assert len({*losses["losses"]}) == small.lab.CHECKED
-    ours, plain = trainings[0, 5].model, small.lab.plain_model(trainings[0, 5].model)
-    assert not {p.data_ptr() for p in ours.parameters()} & {p.data_ptr() for p in plain.parameters()}
 
 
 def test_fuse_measures_inductor_in_chosen_cases_and_reports_failures(small, monkeypatch):
@@ -226,4 +194,4 @@ def test_addnorm_and_torch_compute_the_same_job(small, job):
     ours, theirs = (small.compile.forward(case, name)(*tensors.args) for name in ("eager", "torch"))
     torch.testing.assert_close(ours, theirs, rtol=1e-2 if job == "around" else 1e-4, atol=1e-4)
     if tensors.cotangents:  # every input is read
-        assert all(grad is not None for grad in tensors.gradients(ours))
+        assert None not in torch.autograd.grad(ours, tensors.leaves, tensors.cotangents)

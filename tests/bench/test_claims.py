@@ -86,12 +86,13 @@ CASES = {
     "Add & Norm adds": (lambda numbers: numbers["cost"][0].update(parameters=0.0), "holds: time; refuted: parameters"),
     "The distribution": (
         at_rate("rezero", 3e-3, moved=[0.0, 1.5]),
-        "holds: pre_ln, 6 / post_ln, 6 / no_norm, 6 / rezero, 6 / pre_ln, 12 / post_ln, 12 / no_norm, 12; refuted: rezero, 12",
+        "holds: pre_ln, 6 layers / post_ln, 6 layers / no_norm, 6 layers / rezero, 6 layers / pre_ln, 12 layers / post_ln, 12 layers / "
+        "no_norm, 12 layers; refuted: rezero, 12 layers",
     ),
     "With the norm": (
         at_rate("pre_ln", 3e-3, resized=[1.0, 2.5]),
-        "holds: post_ln, 6 / not in no_norm, 6 / pre_ln, 12 / post_ln, 12; refuted: pre_ln, 6 / not in rezero, 6 / not in no_norm, 12 "
-        "/ not in rezero, 12",
+        "holds: post_ln, 6 layers / not in no_norm, 6 layers / pre_ln, 12 layers / post_ln, 12 layers; refuted: pre_ln, 6 layers / not "
+        "in rezero, 6 layers / not in no_norm, 12 layers / not in rezero, 12 layers",
     ),
     "Normalization speeds": (
         at_rate("pre_ln", 3e-3, losses=[4.0, 2.6]),
@@ -178,7 +179,9 @@ def test_training_measures_losses_and_reads_at_every_step_of_the_protocol(thread
 
 def test_norms_run_measures_every_rate(monkeypatch, threads):
     threads(1)
-    small = {"LAYERS": (1,), "SEEDS": (0,), "STEPS": 2, "EVERY": 1, "D": 16, "text_of_the_lab": lambda: TEXT}
+    small = {
+        "LAYERS": (1,), "SEEDS": (0,), "EVERY": 1, "SETTINGS": {**norms.SETTINGS, "steps": 2, "d_model": 16}, "text_of_the_lab": lambda: TEXT,
+    }  # fmt: skip
     for name, value in small.items():
         monkeypatch.setattr(norms, name, value)
     cases = grid(num_layers=(1,), wiring=norms.WIRINGS, lr=(1e-3, 1e-2))

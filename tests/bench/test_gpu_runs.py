@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from addnorm import Backend
-from addnorm.bench import gpu, harness, jobs, timing, variants
+from addnorm.bench import gpu, harness, jobs, peers
 from addnorm.bench.case import Case
 from addnorm.bench.gpu import BENCHMARK
 from support.loading import ROOT
@@ -26,7 +26,7 @@ def case(norm, job, dtype="bfloat16", rows=4, d=16):
 
 def plant(monkeypatch, make):
     """Replace eager PyTorch by another implementation."""
-    monkeypatch.setitem(variants.VARIANTS, "eager", variants.Variant("eager", make))
+    monkeypatch.setitem(peers.VARIANTS, "eager", peers.Variant("eager", make))
 
 
 PLAN = [case(norm, job, "float32") for norm in ("layer", "rms") for job in gpu.TIMED]
@@ -44,16 +44,13 @@ def test_document_has_a_row_for_each_variant_and_case():
     assert all(list(of_case) == UNCOMPILED for of_case in rows.values())
     for row in document["rows"]:
         assert row["call_us"] == pytest.approx(row["median_us"])
-        assert row["share_of_copy"] > 0 < row["ready_s"]
+        assert row["share_of_copy"] > 0
     assert document["failures"] == []
     assert {row["met"] for row in document["summary"]} == {None}
-    assert document["missing"].keys() == {"liger", "flash_attn", "quack"}
+    assert document["peers"] == dict.fromkeys(["liger", "flash_attn", "quack"])
     assert document["versions"].keys() >= {"triton", "cuda"}
-    assert (len(document["errors"]), len(document["copies"])) == (len(PLAN) * len(UNCOMPILED), len(PLAN))
-    for row in document["errors"]:
-        assert all(row[name] <= limit for name, limit in row["limits"].items() if name in row)
+    assert len(document["copies"]) == len(PLAN)
     json.dumps(document, allow_nan=False)
-    assert "which is no GPU" in gpu.report(document)
 
 
 def test_wrong_variant_is_reported_and_not_timed(monkeypatch):
@@ -64,15 +61,15 @@ def test_wrong_variant_is_reported_and_not_timed(monkeypatch):
     (failure,) = document["failures"]
     assert failure["variant"] == "eager"
     assert failure["error"].startswith("WrongError: y differs by ")
-    assert f"- eager failed in {item}: {failure['error']}" in gpu.report(document)
+    assert f"eager failed in {item}: {failure['error']}" in harness.report(BENCHMARK, document)
     json.dumps(document, allow_nan=False)
 
 
-@pytest.mark.parametrize(("durations", "budget", "measured"), [((1, 1), 1e-9, 1), ((0, 100), 50, 1), ((30, 1), 40, 2)])
+@pytest.mark.parametrize(("durations", "budget", "measured"), [((1, 1), 1e-9, 1), ((60, 1), 50, 1), ((30, 1), 40, 2)])
 def test_budget_ends_a_run_as_complete(monkeypatch, durations, budget, measured):
-    """The most important case is always measured; a case with a variant that compiles beyond the budget is left."""
+    """The most important case is always measured; no case begins after the budget."""
     now = [0.0]
-    monkeypatch.setattr(timing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(harness.time, "monotonic", lambda: now[0])
 
     def slow(case):
         now[0] += durations[PLAN.index(case)]
@@ -90,11 +87,13 @@ def test_compiled_variant_runs_backward_on_retained_graphs(monkeypatch, tmp_path
     """Run backward in another thread, as on a GPU, where settings of this thread do not apply."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # and nothing from earlier runs
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    gradients = jobs.Set.gradients
+    grad = torch.autograd.grad
     with ThreadPoolExecutor(1) as thread:
-        monkeypatch.setattr(
-            jobs.Set, "gradients", lambda *args, **more: thread.submit(gradients, *args, **more).result()
-        )
+
+        def run_elsewhere(*args, **more):  # but not the gradients that the compiler traces
+            return grad(*args, **more) if "allow_unused" in more else thread.submit(grad, *args, **more).result()
+
+        monkeypatch.setattr(torch.autograd, "grad", run_elsewhere)
         document = run([case("rms", "backward", "float32")], rounds=1, variants=["compile"])
     assert document["failures"] == []
     assert [row["variant"] for row in document["rows"]] == ["compile"]
@@ -117,7 +116,7 @@ def rows_of(case, times, share=0.5):
 
 
 def judge(rows, failures=()):
-    document = gpu.finish({"rows": rows, "failures": failures, "copies": [{"kernel": 4e12, "memcpy": 2e12}]}, {})
+    document = gpu.finish({"rows": rows, "failures": failures, "copies": [{"bytes_per_second": 4e12}]}, {})
     document["device"] = {"type": "cuda", "name": "Some GPU", "multiprocessors": 132, "cuda": "13.0", "driver": "580.1"}
     return {**document, **BENCHMARK.judge(document)}
 
@@ -144,7 +143,7 @@ def test_section_has_device_targets_and_a_line_a_case():
     times = {"addnorm": (10.0, 12.0), "eager": (25.0, 30.0), "liger": (9.0, 24.0)}
     rows = [row for case in (LARGE_CASE, BACKWARD, SMALL) for row in rows_of(case, times, 0.91)]
     document = {
-        **run(PLAN[:1]), "missing": {"flash_attn": "flash-attn is not installed: pip install flash-attn"}, "ended": "budget",
+        **run(PLAN[:1]), "peers": {"liger": "0.8.5", "flash_attn": None}, "ended": "budget",
         "cells": [vars(LARGE_CASE)] * 3, "left": [vars(WIDE)],
         **judge(rows, [SMALL.row(variant="quack", error="RuntimeError: a | b\n  c")]),
     }  # fmt: skip
@@ -153,14 +152,14 @@ def test_section_has_device_targets_and_a_line_a_case():
     cells = "| 91% | 10.0 | **2.50** | **0.90** | 12.0 | **2.50** | **2.00** |"
     for words in (
         "; copies at 4,000 GB/s; ",
-        "lowest share of the copy bandwidth | >= 0.9 | 0.910 |",
-        "| device time over Liger's: highest | <= 1 | 1.11 (missed, 0 of 3 cases reach it) |",
-        "| device time over torch.compile's: highest | <= 1 | not measured |",
+        "lowest share of the copy bandwidth | LayerNorm | 0.910 | >= 0.9 | yes |",
+        "| device time over Liger's: highest | LayerNorm | 1.11 | <= 1 | no, 0 of 3 |",
+        "| device time over torch.compile's: highest | LayerNorm | not measured | <= 1 | - |",
         "share of the copy | device, us | device / eager | device / Liger | call, us | call / eager | call / Liger |",
         f"| LayerNorm | 32768 x 1024 | bfloat16 | forward, y alone {cells}",
         f"| LayerNorm | 32768 x 1024 | bfloat16 | backward {cells}",
         f"| LayerNorm | 1 x 768 | bfloat16 | forward, y and the stream {cells}",
-        "flash-attn is not installed: pip install flash-attn.",
+        "\n\nflash-attn was not installed.\n\n",
         f"- quack failed in {SMALL}: RuntimeError: a | b c",
     ):
         assert words in text
@@ -185,20 +184,16 @@ TRIAL = ("--device", "cpu", "--d", "8", "--rows", "2", "--job", "forward", "--va
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [((), 2, "there is no CUDA device: --device cpu tries everything but the clock"),
-     (("--device", "cpu", "--json", "RESULTS"), 2, "is for times of a GPU, and this run is on cpu"),
-     (TRIAL, 0, "Written: TMP/addnorm-gpu.json"), ((*TRIAL, "--json", "TRIAL", "--resume"), 0, "Written: TMP/trial.json")],
+     (TRIAL, 0, "Written: TMP/addnorm-gpu_cpu.json"), ((*TRIAL, "--json", "TRIAL", "--resume"), 0, "Written: TMP/trial.json")],
 )  # fmt: skip
 def test_script_refuses_wrong_arguments_and_measures_parts_elsewhere(
     monkeypatch, capsys, tmp_path, words, code, message
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / SCRIPT.name)])
     monkeypatch.setattr(harness.tempfile, "gettempdir", lambda: str(tmp_path))
-    files = {"RESULTS": str(tmp_path / "gpu.json"), "TRIAL": str(tmp_path / "trial.json")}
-    try:
-        ended = harness.main(BENCHMARK, [files.get(word, word) for word in words], tmp_path)
-    except SystemExit as end:
-        ended = end.code
+    trial = str(tmp_path / "trial.json")
+    ended = harness.main(BENCHMARK, [trial if word == "TRIAL" else word for word in words])
     output = "".join(capsys.readouterr())
     assert (ended, message.replace("TMP", str(tmp_path)) in output) == (code, True), output
 

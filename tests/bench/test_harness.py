@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from addnorm.bench import environment, harness, timing
-from addnorm.bench.case import Case, Stop, Target, grid, ratio
+from addnorm.bench.case import Case, Target, grid, ratio
 from addnorm.bench.harness import Benchmark
 from support.processes import run_python
 
@@ -77,10 +77,9 @@ def test_run_measures_saves_and_reports_every_case(tmp_path):
         harness.run(dataclasses.replace(BENCHMARK, measure=stop_at(0, ZeroDivisionError())))
 
 
-@pytest.mark.parametrize(("error", "ended"), [(KeyboardInterrupt(), "interrupt"), (Stop("lost"), "lost")])
-def test_stopped_run_keeps_its_cases_and_continues(error, ended):
-    document = harness.run(dataclasses.replace(BENCHMARK, measure=stop_at(2, error)))
-    assert (document["complete"], document["ended"], len(document["rows"])) == (False, ended, 4)
+def test_stopped_run_keeps_its_cases_and_continues():
+    document = harness.run(dataclasses.replace(BENCHMARK, measure=stop_at(2, KeyboardInterrupt())))
+    assert (document["complete"], document["ended"], len(document["rows"])) == (False, "interrupt", 4)
     assert (len(document["cells"]), document["left"]) == (2, [vars(CASES[2].but(threads=2))])
     again = harness.run(BENCHMARK, earlier=json.loads(json.dumps({**document, "load": 2.5})))
     assert again["complete"]
@@ -119,8 +118,8 @@ def test_run_of_another_environment_is_not_continued(tmp_path):
     here, path = environment.describe(), tmp_path / "small.json"
     assert harness.find_earlier(path, here) is None
     for change, error in (
-        ({"protocol": {"rounds": 4}}, None), ({"commit": "other"}, "small.partial.json has commit other, this run has"),
-        ({"device": {"name": "Some GPU"}}, "has device Some GPU, this run has None"), ({"versions": {}}, "has versions {}"),
+        ({"protocol": {"rounds": 4}}, None), ({"commit": "other"}, "small.partial.json has commit other, unlike this run: measure again"),
+        ({"device": {"name": "Some GPU"}}, "has device {'name': 'Some GPU'}, unlike"), ({"versions": {}}, "has versions {}, unlike"),
     ):  # fmt: skip
         harness.write({**here, "complete": False, **change}, path)
         if error is None:
@@ -134,7 +133,7 @@ def test_run_of_another_environment_is_not_continued(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "rounds", "measured"), [(0.01, 21, 21), (0.1, 21, 13), (0.3, 21, 5), (9.0, 21, 5), (9.0, 3, 3)]
+    ("seconds", "rounds", "measured"), [(0.01, 21, 21), (0.1, 21, 13), (0.3, 21, 12), (9.0, 21, 12), (9.0, 3, 3)]
 )
 def test_rounds_fit_into_the_time_of_a_case(monkeypatch, seconds, rounds, measured):
     order = []
@@ -149,16 +148,13 @@ def test_rounds_fit_into_the_time_of_a_case(monkeypatch, seconds, rounds, measur
 
 def test_variant_that_fails_when_made_or_called_is_left_out():
     makers = {"right": lambda: int, "unmade": lambda: 1 / 0, "uncalled": lambda: lambda: 1 / 0}
-    calls, ready, failures = timing.attempt(CASES[0], makers, ("unmade", "uncalled"))
+    calls, failures = timing.attempt(CASES[0], makers, ("unmade", "uncalled"))
     assert calls == {"right": int}
-    assert ready.keys() == makers.keys()
     assert failures == [
         CASES[0].row(variant=name, error="ZeroDivisionError: division by zero") for name in ("unmade", "uncalled")
     ]
     with pytest.raises(ZeroDivisionError):
         timing.attempt(CASES[0], makers, ("unmade",))
-    with pytest.raises(Stop, match="budget"):
-        timing.attempt(CASES[0], makers, makers, deadline=0.0)
 
 
 FAULTS = """
@@ -177,7 +173,6 @@ print(json.dumps(faults))
 """
 
 
-@pytest.mark.skipif(not timing.settle_allocator("default"), reason="the allocator is not glibc's")
 def test_verdicts_alone_have_no_summary():
     """Claims have verdicts in place of numbers beside targets: judging them again adds no key."""
     claims = dataclasses.replace(BENCHMARK, targets=(), verdicts=lambda document: {"claims": [1]})
@@ -185,6 +180,7 @@ def test_verdicts_alone_have_no_summary():
     assert claims.judge({"rows": [], "summary": []}) == {"summary": [], "claims": [1]}
 
 
+@pytest.mark.skipif(not timing.settle_allocator("default"), reason="the allocator is not glibc's")
 def test_allocator_states_differ_in_page_faults():
     faults = json.loads(run_python("-c", FAULTS).stdout)  # as a share of the tensor's pages
     assert faults["fresh"]["add"] > 0.9
@@ -208,12 +204,12 @@ def test_load_of_others_excludes_the_run(monkeypatch):
 
 @pytest.fixture
 def call(monkeypatch, tmp_path, capsys):
-    """Return a function that calls the script of a benchmark: its exit code and both outputs; results go into a folder."""
-    monkeypatch.setattr(sys, "argv", ["bench_small.py"])
+    """Return a function that calls the script of a benchmark: its exit code and both outputs; results go beside it."""
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bench_small.py")])
 
     def run(*words, **changes):
         try:
-            code = harness.main(dataclasses.replace(BENCHMARK, **changes), words, tmp_path)
+            code = harness.main(dataclasses.replace(BENCHMARK, **changes), words)
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()
@@ -222,7 +218,7 @@ def call(monkeypatch, tmp_path, capsys):
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in (folder / "results").iterdir())
 
 
 def test_script_is_interrupted_continues_and_prints(call, tmp_path):
@@ -230,7 +226,7 @@ def test_script_is_interrupted_continues_and_prints(call, tmp_path):
     code, _, err = call(*words, measure=stop_at(1, KeyboardInterrupt()))
     assert code == 130
     assert "Cut short (interrupt)" in err
-    partial = json.loads((tmp_path / "small.partial.json").read_text())
+    partial = json.loads((tmp_path / "results/small.partial.json").read_text())
 
     def counted(case, **options):
         measured.append(case.rows)
@@ -240,14 +236,14 @@ def test_script_is_interrupted_continues_and_prints(call, tmp_path):
         *words, "--resume", measure=counted, finish=lambda results, head: {"facts": [{"met": False}], **results}
     )
     assert (code, measured, names(tmp_path)) == (3, [2, 3], ["small.json"])
-    document = json.loads((tmp_path / "small.json").read_text())
+    document = json.loads((tmp_path / "results/small.json").read_text())
     assert document["rows"][:2] == partial["rows"]
     assert document["protocol"] == {**timing.protocol(2), "fast": True}
     assert "2 rows:   addnorm 10.0 µs   eager 20.0 µs" in out
-    assert "1.00 (missed, 2 of 3 cases reach it)  lowest" in out
+    assert "| lowest | 1.00 | >= 1.5 | no, 2 of 3 |" in out
     call(*words)  # without --resume everything is measured again
     call("--judge", targets=[Target("highest", "<=", 2.0, ratio("addnorm", "eager"), max)])
-    (row,) = json.loads((tmp_path / "small.json").read_text())["summary"]
+    (row,) = json.loads((tmp_path / "results/small.json").read_text())["summary"]
     assert (row["name"], row["value"], row["met"], row["worst"]) == ("highest", 3.0, False, "3 rows")
 
 
@@ -270,10 +266,10 @@ def test_busy_machine_or_changed_checkout_is_not_published(
 def test_script_selects_lists_and_writes_parts_elsewhere(call, tmp_path):
     assert call("--list", "--rows", "3", "1")[1] == "1 rows\n3 rows\n"
     assert call("--rows", "7") == (2, "", "bench_small.py: no case of the plan has rows 7\n")
-    assert call("--rows", "0")[0] == call("--job", "backward")[0] == 2
+    assert call("--job", "backward")[0] == 2
     seen = []
     code, _, _ = call(
-        "--rows", "2", "--no-fast", "--json", str(tmp_path / "part.json"),
+        "--rows", "2", "--no-fast", "--json", str(tmp_path / "results/part.json"),
         measure=lambda case, *, rounds, fast: seen.append((case.rows, fast)) or measure(case, rounds=rounds),
     )  # fmt: skip
     assert (code, seen, names(tmp_path)) == (0, [(2, False)], ["part.json"])

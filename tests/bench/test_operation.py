@@ -11,12 +11,13 @@ import torch
 from click.testing import CliRunner
 from rich.console import Console
 
-from addnorm import bench
 from addnorm._util import jsonio
-from addnorm.bench import exactness, harness, jobs, onnx_peer, operation, timing
+from addnorm._util.render import print_blocks
+from addnorm.bench import exactness, harness, jobs, operation, peers, timing
 from addnorm.bench.case import Case, Target, by_case
-from addnorm.bench.jobs import JOBS
-from addnorm.bench.operation import DTYPES, FIELDS, TIMED
+from addnorm.bench.jobs import FIELDS, JOBS, NORMS
+from addnorm.bench.operation import BENCHMARK, DTYPES, TIMED, matrix, plan
+from addnorm.cli import bench
 from addnorm_cli.group import addnorm as main
 from support.loading import ROOT
 from support.pairwise import pairwise, product
@@ -30,7 +31,7 @@ def case(norm, job, rows=3, d=8, dtype="float32", threads=1):
 # Variants.
 
 
-@pytest.mark.parametrize(("norm", "job", "dtype"), product([*bench.NORMS], [*TIMED], [*DTYPES]))
+@pytest.mark.parametrize(("norm", "job", "dtype"), product([*NORMS], [*TIMED], [*DTYPES]))
 def test_variants_compute_the_same(norm, job, dtype, monkeypatch):
     monkeypatch.setattr(jobs, "DROPOUT", 0.0)  # the masks differ; without dropout everything else is equal
     item, results = case(norm, job, 5, 16, dtype), {}
@@ -38,7 +39,7 @@ def test_variants_compute_the_same(norm, job, dtype, monkeypatch):
         results[name] = operation.variants(item)[name]()()  # new tensors: in-place calls change them
     eager = results.pop("eager")
     del results["add"]
-    assert results.keys() == {"addnorm"} | ({"onnxruntime"} if onnx_peer.applies(item) else set())
+    assert results.keys() == {"addnorm"} | ({"onnxruntime"} if peers.onnxruntime_applies(item) else set())
     for result in results.values():
         torch.testing.assert_close(result, eager, rtol=2e-2, atol=5e-2 if dtype == "bfloat16" else 1e-5)
     outputs = {"forward_backward": 4, "dropout": 4, "everything": 6}.get(job)
@@ -61,16 +62,16 @@ def test_in_place_calls_keep_ordinary_values(norm, dtype):
 
 
 def test_onnxruntime_applies_to_float32_without_gradients(monkeypatch):
-    monkeypatch.setattr(onnx_peer, "find_spec", lambda name: None if name == "onnx" else name)
-    assert onnx_peer.status() == "onnx not installed"
-    tiny = bench.matrix(shapes=((5, 16),))
-    assert not any(map(onnx_peer.applies, tiny))
-    monkeypatch.setattr(onnx_peer, "status", lambda: "1.30")
-    applies = {(item.job, item.dtype) for item in tiny if onnx_peer.applies(item)}
+    monkeypatch.setattr(peers, "find_spec", lambda name: None if name == "onnx" else name)
+    assert peers.onnxruntime_status() == "onnx not installed"
+    tiny = matrix(shapes=((5, 16),))
+    assert not any(map(peers.onnxruntime_applies, tiny))
+    monkeypatch.setattr(peers, "onnxruntime_status", lambda: "1.30")
+    applies = {(item.job, item.dtype) for item in tiny if peers.onnxruntime_applies(item)}
     assert applies == {(job, "float32") for job in ("forward", "forward_stream", "reuse")}
     monkeypatch.setitem(sys.modules, "onnxruntime", types.ModuleType("onnxruntime"))
     with pytest.raises(AttributeError):
-        onnx_peer.bound(tiny[0], jobs.inputs(tiny[0]))
+        peers.bind_onnxruntime(tiny[0], jobs.inputs(tiny[0]))
 
 
 # Facts and errors.
@@ -78,7 +79,7 @@ def test_onnxruntime_applies_to_float32_without_gradients(monkeypatch):
 
 def test_facts_hold_and_orders_of_rounding_differ(monkeypatch):
     monkeypatch.setattr(exactness, "SHAPE", (512, 768))
-    pairs = itertools.product(bench.NORMS, DTYPES)
+    pairs = itertools.product(NORMS, DTYPES)
     rows = [row for pair in pairs for row in exactness.facts(*pair, exactness.errors(*pair, 64, 32, "everything"))]
     assert [row for row in rows if not row["met"]] == []
     assert len(rows) == 1 + 6 + 3 + 3 + 4 * 3 + 4
@@ -87,7 +88,7 @@ def test_facts_hold_and_orders_of_rounding_differ(monkeypatch):
     assert min(unlike) > 0.1
 
 
-@pytest.mark.parametrize(("norm", "dtype"), [*itertools.product(bench.NORMS, exactness.ROUNDINGS)])
+@pytest.mark.parametrize(("norm", "dtype"), [*itertools.product(NORMS, exactness.ROUNDINGS)])
 def test_errors_with_all_options_are_round_off(norm, dtype):
     by_variant = exactness.errors(norm, dtype, 512, 256, "everything")
     for relative in by_variant.values():
@@ -108,8 +109,7 @@ def test_error_in_any_output_or_gradient_shows(monkeypatch, column):
 # The document.
 
 MATRIX = [
-    case(norm, job, rows, 8, dtype, 2)
-    for norm, job, dtype, rows in pairwise([*bench.NORMS], [*TIMED], [*DTYPES], (3, 130))
+    case(norm, job, rows, 8, dtype, 2) for norm, job, dtype, rows in pairwise([*NORMS], [*TIMED], [*DTYPES], (3, 130))
 ]
 MATRIX += [case("layer", "in_place"), case("layer", "forward_backward")]  # on one thread
 
@@ -118,14 +118,14 @@ MATRIX += [case("layer", "in_place"), case("layer", "forward_backward")]  # on o
 def document():
     """Return the document of a run of every job; tests must not change it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx_peer, "applies", lambda case: False)
-        return bench.run(MATRIX, rounds=3, compiled=False, proofs=False)
+        patch.setattr(peers, "onnxruntime_applies", lambda case: False)
+        return harness.run(BENCHMARK, plan(MATRIX, proofs=False), rounds=3, compile=False)
 
 
 def test_document_has_a_row_for_each_variant_and_case(document):
     document = json.loads(jsonio.dumps(document))
     assert (document["schema"], document["complete"], document["threads"]) == (2, True, 2)
-    assert document["peers"] == {"onnxruntime": onnx_peer.status()}
+    assert document["peers"] == {"onnxruntime": peers.onnxruntime_status()}
     assert [*by_case(document["rows"], FIELDS)] == MATRIX
     for item, rows in by_case(document["rows"], FIELDS).items():
         assert rows.keys() == {"eager", "addnorm", "add"}
@@ -157,8 +157,8 @@ def test_large_cases_are_measured_in_both_states_and_few_threads_uncompiled(monk
         lambda case, with_compiler: {name: lambda: int for name in ("add", *["compile"] * with_compiler)},
     )
     sizes = ((8, 768), (8192, 768), (4096, 4096))
-    some = bench.matrix(("layer",), ("float32",), sizes, jobs=("forward",), threads=2)
-    document = bench.run([*some, some[0].but(threads=1)], proofs=False)
+    some = matrix(("layer",), ("float32",), sizes, jobs=("forward",), threads=2)
+    document = harness.run(BENCHMARK, plan([*some, some[0].but(threads=1)], proofs=False), compile=True)
     assert calls == [
         (8192, "fresh", 2, True), (4096, "fresh", 2, True), (8, "kept", 2, True), (8192, "kept", 2, True), (4096, "kept", 2, True),
         (8, "kept", 1, False),
@@ -177,7 +177,7 @@ def test_tables_have_every_part_and_fit_100_columns():
     document = harness.read(ROOT / "benchmarks/results/functional.json")
     document |= {"load": 1e3, "complete": False, "cells": [{}] * 2, "left": [{}], "ended": "lost"}
     screen = Console(record=True, width=100, file=io.StringIO())
-    bench.show(document, screen)
+    print_blocks(screen, *bench.list_blocks(document))
     text = screen.export_text()
     for name in ("LayerNorm: forward, y and the stream, 2 threads", "LayerNorm: in place, y and the stream, 1 thread",
                  "RMSNorm: forward + backward, dropout 0.1, 2 threads", "x onnx", "x compile", "with backward: lowest, 1 thread",

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from addnorm import bench, lab
-from addnorm.bench import exactness, operation, timing
-from addnorm.cli import demo
+from addnorm import lab
+from addnorm.bench import exactness, harness, operation, timing
+from addnorm.cli import bench, demo
 from addnorm.cli._output import ProofError
 from addnorm.lab import theory
 from addnorm.lab.published import PUBLISHED
@@ -96,7 +96,7 @@ def test_demo_failed_proof_exits_with_3(monkeypatch):
 
 
 def test_demo_counts_commands_that_exit_with_3(monkeypatch):
-    monkeypatch.setattr(bench, "failed_proofs", lambda document: document["facts"][:1])
+    monkeypatch.setattr(harness, "failed_proofs", lambda document: document["facts"][:1])
     result = run_lines(monkeypatch, "bench --quick --norm rms --dtype float32")
     assert result.exit_code == 3
     assert_words(result.stdout, "1 of 1 proofs failed.")

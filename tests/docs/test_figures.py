@@ -167,12 +167,12 @@ def test_training_curves_are_the_measured_numbers(figures, numbers):
     for key, panel in zip(("loss", "size", "shift"), figures.norms().panels, strict=True):
         assert values_of(panel) == {course.name: getattr(course, key) for course in courses.values()}
     for wiring, course in courses.items():
-        at = f"{wiring}, {figures.TRAINED_LAYERS}"
+        depth = f"{figures.TRAINED_LAYERS} layers"
         assert max(course.shift) == pytest.approx(
-            claims["The distribution of activations within layers shifts during training."][at]
+            claims["The distribution of activations within layers shifts during training."][depth][wiring]
         )
         assert max(course.size) == pytest.approx(
-            claims["With the norm, the inputs to the next layer stay in a consistent range."][at], rel=1e-3
+            claims["With the norm, the inputs to the next layer stay in a consistent range."][depth][wiring], rel=1e-3
         )
         assert course.steps[-1] == document["protocol"]["steps"]
 

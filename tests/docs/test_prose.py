@@ -51,7 +51,7 @@ def removal(key):
 def norms(start):
     """Return the numbers of a claim of norms.json."""
     (claim,) = (claim for claim in read("norms", "claims") if claim["claim"].startswith(start))
-    return {name: float(value) for name, value in claim["measured"].items()}
+    return {f"{wiring}, {n.split()[0]}": value for n, row in claim["measured"].items() for wiring, value in row.items()}
 
 
 def speeds(job, norm="layer", **fields):

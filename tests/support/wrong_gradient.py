@@ -2,7 +2,7 @@
 
 import torch
 
-from addnorm.bench.proofs import GRADIENTS
+from addnorm.bench.exactness import GRADIENTS
 
 
 class ChangedGradient(torch.autograd.Function):

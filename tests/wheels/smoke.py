@@ -8,7 +8,7 @@ import sysconfig
 import torch
 
 import addnorm
-from addnorm.bench import jobs, proofs
+from addnorm.bench import exactness, jobs
 from addnorm.bench.case import Case
 
 
@@ -39,8 +39,8 @@ def compare(dtype):
     """Return the largest error of y, z, the gradients and `out=`, in roundings of the dtype of the largest value."""
     case = Case(norm="layer", job="forward_backward", rows=3, d=100, dtype=dtype)
     tensors = jobs.inputs(case)
-    results = proofs.results(case, jobs.ours(case), tensors)
-    exact = proofs.truth(case, tensors, results)
+    results = exactness.results(case, jobs.ours(case), tensors)
+    exact = exactness.truth(case, tensors, results)
     with torch.no_grad():
         out = jobs.ours(case.but(job="reuse"))(*tensors.args, torch.empty_like(results["y"]))
     pairs = [(out, exact["y"]), *((results[name], t) for name, t in exact.items())]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
+import torch
+
 T = TypeVar("T")
 
 
@@ -76,3 +78,9 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
         return values[0], values[0], values[0]
     q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
     return q1, median, q3
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, if there is one, and raise its errors."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -58,10 +58,6 @@ class Case(SimpleNamespace):
         return cls(**{name: row[name] for name in fields})
 
 
-class Stop(RuntimeError):  # it ends a run, which need not be an error
-    """Exception that ends a run before its last case, with the reason for the document."""
-
-
 def grid(**values: Iterable[Any]) -> list[Case]:
     """Return a case for every combination of the values. The first name changes last. The values of `a__b` are pairs (a, b).
 

@@ -50,7 +50,7 @@ def device(kind: str) -> dict[str, Any]:
     """Return name, multiprocessors and driver of a GPU, or the name of a CPU."""
     if kind != "cuda":
         return {"type": kind, "name": cpu_model()}
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    properties = torch.cuda.get_device_properties()
     return {
         "type": "cuda", "name": properties.name, "multiprocessors": properties.multi_processor_count,
         "driver": get_nvidia_driver_version(run), "cuda": torch.version.cuda,

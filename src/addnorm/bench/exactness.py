@@ -1,10 +1,12 @@
-"""Exactness and memory of addnorm beside plain PyTorch: the `facts` of a document, which hold on every machine.
+"""Errors of the operation against float64, and the facts of a document, which hold on every machine.
+
+By contract y is the norm of the rounded z, and the gradients are those at the rounded z. So the float64 reference of each
+implementation is computed from the z that the implementation returned. With dropout each implementation has its own mask, which
+is computed from its z.
 
 RMSNorm is also compared with the formulas of models in bfloat16. The kernels add the squares in another order than torch
 does, so now and then an element at the edge of a rounding falls to its other side. Another order of rounding changes a
-quarter of the elements.
-
-Source: LlamaRMSNorm, GemmaRMSNorm and T5LayerNorm of transformers.
+quarter of the elements. Source: LlamaRMSNorm, GemmaRMSNorm and T5LayerNorm of transformers.
 """
 
 from __future__ import annotations
@@ -15,21 +17,135 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.bench import proofs
+from addnorm import reference
 from addnorm.bench.case import Case, Row, Target
-from addnorm.bench.jobs import DROPOUT, DTYPES, Call, eager, inputs, ours
+from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, Set, eager, inputs, ours
 from addnorm.functional import add_rms_norm
 from addnorm.fusion.benchmark import saved_bytes
 from addnorm.reference import Casting, Norm
+from addnorm.stream.dataflow.replay import relative_error
 
-T = TypeVar("T")
+GRADIENTS = (
+    "dresidual",
+    "dbranch",
+    "dweight",
+    "dbias",
+    "dlayer_scale",
+    "dbranch_bias",
+)  # in the order of the arguments
+# Relative L2 errors: a correct variant stays far below them, whatever its order of rounding; a wrong formula does not.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float64: 1e-10}
 
-ONES = (16384, 64)
+
+def results(case: Case, call: Call, tensors: Set) -> dict[str, Tensor]:
+    """Return y, z and the gradients of one call by name, without z if the call does not return z."""
+    outputs = call(*tensors.args)
+    y, z = outputs if JOBS[case.job].stream else (outputs, None)
+    named = {"y": y.detach()} | ({} if z is None else {"z": z.detach()})
+    if tensors.cotangents:
+        cotangents = [g.to(t.dtype) for g, t in zip(tensors.cotangents, outputs, strict=True)]
+        gradients = torch.autograd.grad(outputs, tensors.leaves, cotangents, retain_graph=JOBS[case.job].retained)
+        names = [name for name, t in zip(GRADIENTS, tensors.args, strict=False) if t is not None]
+        named |= dict(zip(names, gradients, strict=True))
+    return named
+
+
+def truth(case: Case, tensors: Set, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return y, z and the gradients in float64, by autograd of the formula.
+
+    Args:
+        case: the case.
+        tensors: the inputs of the case.
+        named: results of an implementation, from whose z the dropout mask, y and the gradients are computed. Without z there is
+            no dropout, and the stream is exact.
+    """
+    job, z = JOBS[case.job], named.get("z")
+    mask = dropout_mask(tensors, z) / (1 - DROPOUT) if job.dropout and z is not None else 1.0
+
+    def formula(*args: Any) -> Any:
+        exact = _stream(args, mask)
+        at = exact if z is None else exact + (z.double() - exact).detach()
+        y = reference.normalize(at, *args[2:4], norm=case.norm, eps=EPS[case.norm])
+        return (y, exact) if job.stream else y
+
+    with torch.set_grad_enabled(job.backward):
+        return results(case, formula, tensors._replace(args=_widen(tensors, job.backward)))
+
+
+def _widen(tensors: Set, backward: bool = False) -> tuple[Tensor | None, ...]:
+    """Return the arguments in float64."""
+    return tuple(None if t is None else t.detach().double().requires_grad_(backward) for t in tensors.args)
+
+
+def _stream(args: Any, mask: Tensor | float) -> Tensor:
+    """Return x + g m (s + c), the stream of a dropout mask m; g and c are 1 and 0 where the job has none."""
+    x, s, _, _, *more = args
+    scale, bias = more or (1.0, 0.0)
+    z: Tensor = x + scale * (mask * (s + bias))
+    return z
+
+
+def dropout_mask(tensors: Set, z: Tensor) -> Tensor:
+    """Return the dropout mask of the call that returned z: 1 where an element of the branch was kept, 0 where it was dropped."""
+    args = _widen(tensors)
+    kept, dropped = ((z.double() - _stream(args, mask)).abs() for mask in (1 / (1 - DROPOUT), 0.0))
+    return (kept < dropped).double()
+
+
+def errors_of(case: Case, tensors: Set, named: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the relative L2 error of each of an implementation's results, given its z. The error of z is to the exact stream."""
+    exact = truth(case, tensors, named)
+    return {name: relative_error(t.detach(), exact[name]) for name, t in named.items()}
+
+
+def tolerances(case: Case) -> dict[str, float]:
+    """Return the tolerance of each output and gradient, by its dtype.
+
+    With dropout all have the largest of these tolerances, since unfused variants round the branch after dropout to its dtype.
+    """
+    of_stream, of_branch, of_parameters = (TOLERANCES[dtype] for dtype in DTYPES[case.dtype])
+    most = dict.fromkeys(GRADIENTS, of_parameters) | {
+        "y": of_branch, "z": of_stream, "dresidual": of_stream, "dbranch": of_branch,
+    }  # fmt: skip
+    return dict.fromkeys(most, max(most.values())) if JOBS[case.job].dropout else most
+
+
+class WrongError(ValueError):
+    """Error for an implementation whose results are wrong."""
+
+
+def check(case: Case, call: Call, tensors: Set) -> dict[str, float]:
+    """Return the relative L2 error of each output and gradient of one call.
+
+    A stream that was rounded too coarsely has an error of its own. The dropout mask comes from z.
+
+    Raises:
+        WrongError: an output has another dtype or shape, or an error exceeds its tolerance.
+    """
+    named, dtypes, most = results(case, call, tensors), DTYPES[case.dtype], tolerances(case)
+    for name, dtype in (("y", dtypes.branch), ("z", dtypes.stream)):
+        t = named.get(name)
+        if t is not None and (t.dtype != dtype or tuple(t.shape) != (case.rows, case.d)):
+            raise WrongError(f"{name} is {t.dtype} {tuple(t.shape)}, expected {dtype} {(case.rows, case.d)}")
+    relative = errors_of(case, tensors, named)
+    wrong = [
+        f"{name} differs by {value:.2g}, tolerance {most[name]:g}"
+        for name, value in relative.items()
+        if not value <= most[name]  # NaN is wrong too
+    ]
+    if wrong:
+        raise WrongError(f"{'; '.join(wrong)} (relative, against float64)")
+    return relative
+
+
+# ------------------------------------------------------------------------------------------------------------- facts
+
+ROWS_OF_ONES = 16384
 SAVED = (512, 768)
 KEPT = {  # job: its name here, the number of tensors of rows x d that are saved, the bytes besides 8 a token
     "forward_backward": ("", 1, 0),  # z
@@ -43,10 +159,10 @@ PARAMETERS = {"float32": ["float32"], "bfloat16": ["bfloat16", "wide parameters"
 SHAPE = (2048, 768)
 SEED = 2026
 MODEL_EPS = 1e-6
-COLUMNS = ("z", "y", *proofs.GRADIENTS)
+COLUMNS = ("z", "y", *GRADIENTS)
 
 
-def _both(case: Case, number: Callable[[Call], T]) -> dict[str, T]:
+def _both(case: Case, number: Callable[[Call], Any]) -> dict[str, Any]:
     return {"addnorm": number(ours(case)), "eager": number(eager(case))}
 
 
@@ -63,22 +179,21 @@ def errors(
     with warnings.catch_warnings():
         # PyTorch's RMSNorm warns that it is slow where the parameters' dtype is not that of the input.
         warnings.filterwarnings("ignore", message="Mismatch dtype")
-        return _both(case, lambda call: proofs.errors(case, tensors, proofs.results(case, call, tensors)))
+        return _both(case, lambda call: errors_of(case, tensors, results(case, call, tensors)))
 
 
-def bias_gradient_of_ones(rows: int = ONES[0]) -> dict[str, float]:
-    """Return for "eager" and "addnorm" the bfloat16 bias gradient of one feature, the furthest from the exact value, `rows`.
+def bias_gradient_of_ones() -> dict[str, float]:
+    """Return for "eager" and "addnorm" the bfloat16 bias gradient of one feature, the furthest from the exact `ROWS_OF_ONES`.
 
     The gradient of every element of y is one, so each feature of the bias gradient is the number of rows.
     """
-    case = Case(norm="layer", job="forward_backward", rows=rows, d=ONES[1], dtype="bfloat16")
+    case = Case(norm="layer", job="forward_backward", rows=ROWS_OF_ONES, d=64, dtype="bfloat16")
     tensors = inputs(case)
-    dy, dz = tensors.cotangents
-    ones = tensors._replace(cotangents=(torch.ones_like(dy), dz))
+    tensors = tensors._replace(cotangents=tuple(map(torch.ones_like, tensors.cotangents)))
 
     def furthest(call: Call) -> float:
-        dbias = proofs.results(case, call, ones)["dbias"]
-        return float(dbias[(dbias - rows).abs().argmax()])
+        dbias = results(case, call, tensors)["dbias"]
+        return float(dbias[(dbias - ROWS_OF_ONES).abs().argmax()])
 
     return _both(case, furthest)
 
@@ -91,13 +206,8 @@ def bytes_saved(norm: Norm, dtype: str, job: str) -> dict[str, int]:
     return _both(case, lambda call: saved_bytes(lambda: call(*tensors.args), parameters))
 
 
-def _fact(name: str, compare: str, bound: float, norm: Norm, both: Mapping[str, float]) -> Row:
-    """Return the row of a fact: addnorm's number beside its bound, and eager PyTorch's."""
-    return Target(name, compare, bound).row(both["addnorm"], norm=norm, torch=both["eager"])
-
-
 def facts(norm: Norm, dtype: str, by_variant: Mapping[str, Mapping[str, float]]) -> Iterable[Row]:
-    """Yield a result row for each fact about a norm in a dtype.
+    """Yield a result row for each fact about a norm in a dtype: addnorm's number beside its bound, and eager PyTorch's.
 
     `torch` is PyTorch's number, or for a model's formula that of another rounding order.
 
@@ -106,27 +216,29 @@ def facts(norm: Norm, dtype: str, by_variant: Mapping[str, Mapping[str, float]])
         dtype: the dtype of the stream.
         by_variant: the `errors` with all options. Their largest is a fact, in roundings of the dtype.
     """
+
+    def fact(name: str, compare: str, bound: float, both: Mapping[str, float]) -> Row:
+        return Target(name, compare, bound).row(both["addnorm"], norm=norm, torch=both["eager"])
+
     rounding = torch.finfo(DTYPES[dtype].stream).eps / 2
     worst = {name: max(relative.values()) / rounding for name, relative in by_variant.items()}
-    yield _fact(f"all options, {dtype}: error in roundings", "<=", ROUNDINGS[dtype], norm, worst)
+    yield fact(f"all options, {dtype}: error in roundings", "<=", ROUNDINGS[dtype], worst)
     if dtype not in PARAMETERS:
         return
     for case_dtype in PARAMETERS[dtype]:
         by_parameter, parameters = errors(norm, case_dtype), str(DTYPES[case_dtype].parameters).removeprefix("torch.")
-        for field in ("dweight", "dbias")[: 2 if norm == "layer" else 1]:
+        for field in [name for name in ("dweight", "dbias") if name in by_parameter["addnorm"]]:
             relative = {name: one[field] for name, one in by_parameter.items()}
-            yield _fact(f"{field} {parameters}, z {dtype}: relative error", *LIMITS[parameters], norm, relative)
+            yield fact(f"{field} {parameters}, z {dtype}: relative error", *LIMITS[parameters], relative)
     rows, d = SAVED
     for job, (options, tensors, more) in KEPT.items():
-        name = f"saved bytes, {rows} x {d} {dtype}{options}"
         expected = tensors * rows * d * DTYPES[dtype].branch.itemsize + 8 * rows + more
-        yield _fact(name, "==", expected, norm, bytes_saved(norm, dtype, job))
-    if dtype != "bfloat16":
-        return
-    if norm == "layer":
-        yield _fact(f"dbias of {ONES[0]} bfloat16 rows of ones", "==", ONES[0], norm, bias_gradient_of_ones())
-    for model in MODELS if norm == "rms" else ():
-        yield _fact(f"share of elements unlike {model}'s formula, bfloat16", "<", 1e-4, norm, unlike(model))
+        yield fact(f"saved bytes, {rows} x {d} {dtype}{options}", "==", expected, bytes_saved(norm, dtype, job))
+    if (norm, dtype) == ("layer", "bfloat16"):
+        yield fact(f"dbias of {ROWS_OF_ONES} bfloat16 rows of ones", "==", ROWS_OF_ONES, bias_gradient_of_ones())
+    if (norm, dtype) == ("rms", "bfloat16"):
+        for model in MODELS:
+            yield fact(f"share of elements unlike {model}'s formula, bfloat16", "<", 1e-4, unlike(model))
 
 
 def import_ms() -> float:
@@ -167,12 +279,10 @@ def unlike(name: str) -> dict[str, float]:
     """
     formula, casting, offset = MODELS[name]
     generator = torch.Generator().manual_seed(0)
-    x, branch = (torch.randn(SHAPE, generator=generator).bfloat16() for _ in range(2))
-    weight = torch.randn(SHAPE[1:], generator=generator).bfloat16()
-    want = formula(x + branch, weight)
-
-    def share(option: Casting) -> float:
+    x, branch, weight = (torch.randn(shape, generator=generator).bfloat16() for shape in (SHAPE, SHAPE, SHAPE[1:]))
+    options: dict[str, Casting] = {"addnorm": casting, "eager": "llama" if casting == "float32" else "float32"}
+    wanted, shares = formula(x + branch, weight), {}
+    for variant, option in options.items():
         y = add_rms_norm(x, branch, weight, eps=MODEL_EPS, casting=option, weight_offset=offset)
-        return float((y != want).double().mean())
-
-    return {"addnorm": share(casting), "eager": share("llama" if casting == "float32" else "float32")}
+        shares[variant] = float((y != wanted).double().mean())
+    return shares

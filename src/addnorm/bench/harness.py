@@ -8,7 +8,6 @@ cases and returns the document, `write` saves it, and `find_earlier` reads an un
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import tempfile
 import time
@@ -23,11 +22,10 @@ import torch
 from addnorm._util import files, jsonio
 from addnorm._util.numbers import format_seconds
 from addnorm.bench import environment, timing
-from addnorm.bench.case import Case, Document, Progress, Results, Row, Selection, Stop, Target, by_case, select
-from addnorm.bench.pages import busy, find_load, judged, unfinished
+from addnorm.bench.case import Case, Document, Progress, Results, Row, Selection, Target, by_case, select
+from addnorm.bench.pages import busy, find_load, markdown, target_lines, unfinished
 
 MAX_LOAD = 1.0  # before a run whose times are published
-DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,7 @@ class Benchmark:
         name: name of the results file, NAME.json.
         cases: all cases, the most important first; or a function of a selection (values by field) and of the number of threads,
             which selects them itself.
-        measure: function of a case, of `rounds`, and of the options by name. It returns the case's rows by part. With a budget it
-            also receives `deadline`, a value of `time.monotonic`, or infinity.
+        measure: function of a case, of `rounds`, and of the options by name. It returns the case's rows by part.
         title: function of a case that returns its text.
         targets: the targets of the rows, or a function of the document that returns the targets.
         parts: names of the lists of rows, "rows" the last.
@@ -53,7 +50,6 @@ class Benchmark:
         budget: default number of seconds after which no case begins. None: no limit.
         idle: whether results are published only from an idle machine and a clean checkout.
         verdicts: function of the document that returns further keys, computed from its numbers.
-        report: function of the document that returns what the script prints; None: times, failures and targets.
         device: default type of device.
         fields: names of a case's values; empty: those of the first case, and `threads`. The harness sets `device` and `threads`.
     """
@@ -74,7 +70,6 @@ class Benchmark:
     budget: float | None = None
     idle: bool = True
     verdicts: Callable[[Document], Document] = lambda document: {}
-    report: Callable[[Document], str] | None = None
     device: str = "cpu"
     fields: tuple[str, ...] = ()
     schema: int = 1
@@ -111,9 +106,9 @@ class Benchmark:
         # Numbers that `measure` has judged itself.
         direct = [row for row in document.get("summary", []) if "cells" not in row]
         cases = self.by_case(document) if targets else {}
-        summary = [row for target in targets for row in target.rows(cases, self.title)]
+        summary = [row for target in targets for row in target.rows(cases, self.title)] + direct
         has_summary = targets or "summary" in document  # claims have verdicts in its place
-        return {**({"summary": summary + direct} if has_summary else {}), **self.verdicts(document)}
+        return {**({"summary": summary} if has_summary else {}), **self.verdicts(document)}
 
 
 def run(
@@ -122,8 +117,6 @@ def run(
     here: Document | None = None, **options: Any,
 ) -> Document:  # fmt: skip
     """Measure the cases and return the document. After an interrupt it has the finished cases, and `complete` is False.
-
-    An interrupt is Ctrl-C, or a `Stop` that the measurement raises.
 
     Args:
         benchmark: the benchmark.
@@ -163,22 +156,20 @@ def run(
         return {**head, **judged, **{name: value for name, value in parts.items() if name not in judged}}
 
     timing.settle_allocator()
-    ended, deadline, todo = "done", math.inf, find_left()
+    ended, todo = "done", find_left()
     try:
         for i, case in enumerate(todo, 1):
-            if time.monotonic() > deadline:
-                raise Stop("budget")
-            progress(f"{i:3}/{len(todo)}  {time.monotonic() - start:5.0f} s  {benchmark.title(case)}")
+            seconds = time.monotonic() - start
+            if budget and seconds > budget and i > 1:
+                ended = "budget"
+                break
+            progress(f"{i:3}/{len(todo)}  {seconds:5.0f} s  {benchmark.title(case)}")
             torch.set_num_threads(getattr(case, "threads", threads) or before)
-            more = {} if benchmark.budget is None else {"deadline": deadline}
-            for part, rows in benchmark.measure(case, **options, **more).items():
+            for part, rows in benchmark.measure(case, **options).items():
                 results[part] += rows
             done.append(case)
-            deadline = start + (budget or math.inf)  # the first case is always measured
             if path is not None and i < len(todo):
                 write(document(None), path)
-    except Stop as stop:
-        ended = str(stop)
     except KeyboardInterrupt:
         ended = "interrupt"
     finally:
@@ -238,27 +229,21 @@ def find_earlier(path: Path, here: Document) -> Document | None:
         return None
     document = read(earlier)
     for name in ("device", "versions", "commit"):
-        theirs, mine = (_name(one.get(name)) for one in (document, here))
-        if theirs != mine:
+        if document.get(name) != here.get(name):
             remedy = "measure again without --resume, or choose another --json"
-            raise ValueError(f"{earlier.name} has {name} {theirs}, this run has {mine}: {remedy}")
+            raise ValueError(f"{earlier.name} has {name} {document.get(name)}, unlike this run: {remedy}")
     return document
-
-
-def _name(value: Any) -> Any:
-    return value["name"] if isinstance(value, dict) and "name" in value else value
 
 
 # -------------------------------------------------------------------------------------------------------- command line
 
 
-def main(benchmark: Benchmark, words: Sequence[str] | None = None, folder: Path | None = None) -> int:
-    """Run a benchmark from the command line: measure, print a report, and write the results.
+def main(benchmark: Benchmark, words: Sequence[str] | None = None) -> int:
+    """Run a benchmark from the command line: measure, print a report, and write the results to `results` beside the script.
 
     Args:
         benchmark: the benchmark.
         words: the arguments; None: those of the command line.
-        folder: folder of the results; None: `results` beside the script.
 
     Returns:
         The exit code: 0; 1 if the results are not published; 2 for wrong arguments; 3 if the measured code is wrong; 130 if
@@ -267,24 +252,22 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None, folder: Path 
     given = _parser(benchmark).parse_args(words)
     selected = {name: some for name in benchmark.fields if name != "threads" and (some := getattr(given, name))}
     (device,) = selected.get("device", [benchmark.device])
-    is_trial = device != benchmark.device == "cuda"  # times of a CPU in place of a GPU's
-    name = f"{benchmark.name}_{device}" if device != benchmark.device == "cpu" else benchmark.name
-    results = (folder or Path(sys.argv[0]).parent / "results") / f"{name}.json"
+    name = benchmark.name if device == benchmark.device else f"{benchmark.name}_{device}"
+    results = Path(sys.argv[0]).parent / "results" / f"{name}.json"
     if given.judge:
         stored = read(results)
         write({**stored, **benchmark.judge(stored)}, results)
         return 0
     options = {"rounds": given.rounds, **{name: getattr(given, name) for name in benchmark.options}}
-    chosen = [options[name] for name, value in benchmark.options.items() if isinstance(value, tuple)]
-    part = is_trial or {*selected} - {"device"} or any(chosen)
-    path = given.json or (Path(tempfile.gettempdir()) / f"addnorm-{results.name}" if part else results)
+    is_part = {*selected} - {"device"} or any(
+        options[name] for name, value in benchmark.options.items() if value is not True
+    )
+    path = given.json or (Path(tempfile.gettempdir()) / f"addnorm-{results.name}" if is_part else results)
     try:
         cases = benchmark.plan(given.threads, selected)
         if given.list:
             print("\n".join(map(benchmark.title, cases)))
             return 0
-        if is_trial and path.resolve() == results.resolve():
-            raise ValueError(f"{path} is for times of a GPU, and this run is on cpu: choose another --json")
         here = {**environment.describe(), **benchmark.describe(cases)}
         here["commit"] = here["commit"] or given.commit
         earlier = find_earlier(path, here) if given.resume else None
@@ -295,33 +278,24 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None, folder: Path 
         benchmark, cases, budget=given.budget, earlier=earlier, path=path, here=here,
         progress=lambda line: print(line, file=sys.stderr, flush=True), **options,
     )  # fmt: skip
-    print("\n".join(report(benchmark, document)))
-    saved = _save(benchmark, document, path)
-    if not document["complete"]:
-        print(f"Cut short ({document['ended']}): the same command with --resume continues.", file=sys.stderr)
-        return 130
-    return 3 if failed_proofs(document) else 0 if saved else 1
-
-
-def _save(benchmark: Benchmark, document: Document, path: Path) -> bool:
-    """Write the document, print its path, and return whether the path is `path`.
-
-    Times of a busy machine, or of code that no commit has, go to NAME.busy.json.
-    """
+    print("\n".join(filter(None, report(benchmark, document))))
     reason = find_obstacle(document) if benchmark.idle and document["complete"] else None
     if reason is None:
         print(f"Written: {write(document, path)}")
-    else:
+    else:  # times of a busy machine, or of code that no commit has
         partial_path(path).unlink(missing_ok=True)
         written = write(document, path.with_suffix(f".busy{path.suffix}"))
         print(f"Not published, {reason}: written to {written}; measure again.")
-    return reason is None
+    if not document["complete"]:
+        print(f"Cut short ({document['ended']}): the same command with --resume continues.", file=sys.stderr)
+        return 130
+    return 3 if failed_proofs(document) else 1 if reason else 0
 
 
 def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("--threads", type=_positive, help="number of threads of torch")
-    parser.add_argument("--rounds", type=_positive, default=benchmark.rounds, help=f"(default {benchmark.rounds})")
+    parser.add_argument("--threads", type=int, help="number of threads of torch")
+    parser.add_argument("--rounds", type=int, default=benchmark.rounds, help=f"(default {benchmark.rounds})")
     parser.add_argument(
         "--budget", type=float, default=benchmark.budget, help="seconds after which no case begins; 0: none"
     )
@@ -335,13 +309,11 @@ def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     parser.add_argument("--commit", help="commit of the sources, if they are a copy and no checkout")
     parser.add_argument("--list", action="store_true", help="list the cases and measure nothing")
     for name in benchmark.fields:
-        values = [*dict.fromkeys(getattr(case, name) for case in benchmark.plan() if hasattr(case, name))]
+        values = [getattr(case, name) for case in benchmark.plan() if hasattr(case, name)]
         if name == "device":
-            parser.add_argument("--device", nargs=1, choices=DEVICES)
+            parser.add_argument("--device", nargs=1, choices=("cpu", "cuda"))
         elif name != "threads":
-            kind = type(values[0])
-            words = {"choices": values} if kind is str else {"type": _positive if kind is int else float}
-            parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", help="only these cases", **words)
+            parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", type=type(values[0]), help="only these cases")
     for name, value in benchmark.options.items():
         if value is True:
             parser.add_argument(f"--no-{name}", dest=name, action="store_false")
@@ -350,23 +322,14 @@ def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    """Parse a whole number from 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
-
-
 def report(benchmark: Benchmark, document: Document) -> Iterator[str]:
-    """Yield the lines that a script prints: the benchmark's own report, or times, failures and summary; then warnings."""
-    if benchmark.report is not None:
-        yield benchmark.report(document)
-    else:
-        for case, rows in benchmark.by_case(document).items():
-            times = "   ".join(f"{name} {format_seconds(row['median_us'] / 1e6)}" for name, row in rows.items())
-            yield f"{benchmark.title(case)}:   {times}"
-        yield from benchmark.failures(document)
-        for row in document.get("summary", []):
-            yield f"{judged(row)}  {row['name']}"
-    yield from filter(None, [benchmark.idle and busy(document), unfinished(document)])
+    """Yield the lines that a script prints: times, failures, and the numbers beside their targets; then warnings."""
+    timed = [row for row in document.get("rows", []) if "median_us" in row]
+    for case, rows in by_case(timed, benchmark.fields).items():
+        times = "   ".join(f"{name} {format_seconds(row['median_us'] / 1e6)}" for name, row in rows.items())
+        yield f"{benchmark.title(case)}:   {times}"
+    yield from benchmark.failures(document)
+    yield markdown(target_lines(document.get("summary", [])))
+    if benchmark.idle:
+        yield busy(document)
+    yield unfinished(document)

@@ -119,10 +119,6 @@ class Set(NamedTuple):
         """All arguments but None."""
         return [t for t in self.args if t is not None]
 
-    def gradients(self, outputs: Any, *, retain: bool = False) -> tuple[Tensor, ...]:
-        """Return the gradients of all arguments but None."""
-        return torch.autograd.grad(outputs, self.leaves, self.cotangents, retain_graph=retain)
-
 
 def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
     """Return random tensors, the same in every run.
@@ -137,20 +133,17 @@ def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
     def drawn(dtype: torch.dtype) -> Tensor:
         return torch.randn(case.rows, case.d, **options).to(dtype)
 
-    def leaf(t: Tensor) -> Tensor:
-        return t.requires_grad_(job.backward)
-
-    count = 4 if job.dropout and job.extra else 2
-    vectors = [leaf(torch.rand(case.d, **options).add_(0.5).to(dtypes.parameters)) for _ in range(count)]
+    vectors = [torch.rand(case.d, **options).add_(0.5) for _ in range(4 if job.dropout and job.extra else 2)]
     if case.job == "in_place":
         vectors = [t.mul_(IN_PLACE_SCALE) for t in vectors]
-    weight, bias, *extra = vectors
+    weight, bias, *extra = (t.to(dtypes.parameters) for t in vectors)
     x, s = drawn(dtypes.stream), drawn(dtypes.branch)
     if job.dropout:
         s = torch.copysign(s.abs() + 2.0, s)
     cotangents = (drawn(dtypes.branch), drawn(dtypes.stream)) if job.backward else ()
     more = extra or [torch.empty_like(s) for _ in job.extra]
-    return Set((leaf(x), leaf(s), weight, bias if KINDS[case.norm].has_bias else None, *more), cotangents)
+    args = (x, s, weight, bias if KINDS[case.norm].has_bias else None, *more)
+    return Set(tuple(None if t is None else t.requires_grad_(job.backward) for t in args), cotangents)
 
 
 def timed(call: Call, tensors: Set, *, retained: bool = False) -> Callable[[], Any]:
@@ -170,26 +163,15 @@ def timed(call: Call, tensors: Set, *, retained: bool = False) -> Callable[[], A
 def eager(case: Case) -> Call:
     """Return the job of a case in plain PyTorch. y has the branch's dtype."""
     shape, eps, dtypes = (case.d,), EPS[case.norm], DTYPES[case.dtype]
-
-    def rms_norm(z: Tensor, shape: tuple[int], w: Tensor, b: None, eps: float) -> Tensor:
-        return F.rms_norm(z, shape, w, eps)
-
-    def narrowed(*args: Any) -> Any:
-        return plain(*args).to(dtypes.branch)
-
-    plain: Call = F.layer_norm if case.norm == "layer" else rms_norm
-    norm = plain if dtypes.stream == dtypes.branch else narrowed
-
-    def both(x: Tensor, s: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
-        return norm(z := x + s, shape, w, b, eps), z
-
+    plain: Call = F.layer_norm if case.norm == "layer" else lambda z, shape, w, b, eps: F.rms_norm(z, shape, w, eps)
+    norm: Call = plain if dtypes.stream == dtypes.branch else lambda *args: plain(*args).to(dtypes.branch)
     calls: dict[str, Call] = {
         "forward": lambda x, s, w, b: norm(x + s, shape, w, b, eps),
         "dropout": lambda x, s, w, b: (norm(z := x + F.dropout(s, DROPOUT), shape, w, b, eps), z),
         "everything": lambda x, s, w, b, g, c: (norm(z := x + g * F.dropout(s + c, DROPOUT), shape, w, b, eps), z),
         "reuse": lambda x, s, w, b, y: norm(x + s, shape, w, b, eps),
     }
-    return calls.get(case.job, both)
+    return calls.get(case.job, lambda x, s, w, b: (norm(z := x + s, shape, w, b, eps), z))
 
 
 def compiled(case: Case) -> Call:

@@ -8,28 +8,31 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from addnorm._util.blocks import Column, Span, Table
+from addnorm._util.blocks import Column, Span, Style, Table, split_span
 from addnorm._util.numbers import format_number, format_percent
 from addnorm._util.render import to_markdown
-from addnorm.bench.case import Document, Row, Rows
+from addnorm.bench.case import Case, Document, Row, Rows
 from addnorm.bench.environment import MAX_OTHERS
 from addnorm.bench.jobs import NORMS
 
 Line = Mapping[str, Span]
+MARKS: dict[bool | None, tuple[str, Style]] = {True: ("yes", "good"), False: ("no", "bad"), None: ("-", "dim")}
 NUMBER = re.compile(r"[*<>=~]*\s?[-+−±]?\d")
 
 
 def table(lines: Iterable[Line]) -> Table:
-    """Return lines as a table with a column for each key, in the order of their first use. Numbers are aligned on the right."""
+    """Return lines as a table with a column for each key that has a text, in the order of their first use.
+
+    Numbers are aligned on the right.
+    """
     lines = [*lines]
-    names = [*dict.fromkeys(name for line in lines for name in line)]
-    rows = [[line.get(name, "") for name in names] for line in lines]
+    keys = dict.fromkeys(name for line in lines for name in line)
     columns = []
-    for name, cells in zip(names, zip(*rows, strict=True), strict=True):
-        texts = [text for cell in cells if (text := cell if isinstance(cell, str) else cell[0]) not in ("", "-")]
+    for name in (name for name in keys if any(line.get(name) for line in lines)):
+        texts = [text for line in lines if (text := split_span(line.get(name, ""))[0]) not in ("", "-")]
         is_numeric = 2 * len([*filter(NUMBER.match, texts)]) > len(texts)
         columns.append(Column(name, "right" if is_numeric else "left", fold=not is_numeric))
-    return Table(columns, rows)
+    return Table(columns, [[line.get(column.header, "") for column in columns] for line in lines])
 
 
 def markdown(lines: Iterable[Line]) -> str:
@@ -54,6 +57,11 @@ def merge(parts: Iterable[tuple[Line, Line]]) -> list[Line]:
         if cells:
             lines.setdefault((*head.values(),), {**head}).update(cells)
     return [*lines.values()]
+
+
+def size_columns(case: Case) -> dict[str, str]:
+    """Return the columns of a case's size and dtype."""
+    return {"rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype}
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
@@ -98,22 +106,22 @@ def bound(row: Row) -> str:
     return "" if row["target"] is None else f"{row['compare']} {digits(row['target'], trim=True)}"
 
 
-def judged(row: Row) -> str:
-    """Return the number in a summary row as text, and if it misses its target, how many cases reach the target."""
-    if row["value"] is None:
-        return "not measured"
-    counted = f", {row['cells_met']} of {row['cells']} cases reach it" if "cells_met" in row else ""
-    return f"{digits(row['value'])}{f' (missed{counted})' if row['met'] is False else ''}"
+def target_lines(rows: Iterable[Row]) -> list[Line]:
+    """Return a line for each number of a summary, or for each fact: beside PyTorch's number, its target, and whether it is met.
 
-
-def target_lines(rows: Iterable[Row]) -> list[Mapping[str, str]]:
-    """Return a line for each number of a summary, beside its target, with a column for each norm."""
-    lines: dict[tuple[str, str], dict[str, str]] = {}
+    A missed number has the cases that reach the target too: "no, 2 of 3".
+    """
+    lines: list[Line] = []
     for row in rows:
-        name = row["name"] + (f" ({row['versus']})" if "versus" in row else "")
-        line = lines.setdefault((name, bound(row)), {"measured over the cases": name, "target": bound(row)})
-        line[NORMS[row["norm"]] if row.get("norm") else "value"] = judged(row)
-    return [*lines.values()]
+        met, style = MARKS[row["met"]]
+        counts = f", {row['cells_met']} of {row['cells']}" if met == "no" and "cells_met" in row else ""
+        lines.append({
+            "measured": row["name"] + (", 1 thread" if row.get("threads") == 1 else ""),  # why it has no target
+            "norm": NORMS[row["norm"]] if row.get("norm") else "", "": row.get("versus", ""),
+            "value": digits(row["value"]) or "not measured", "PyTorch": digits(row.get("torch")),
+            "target": bound(row) or "-", "met": (met + counts, style),
+        })  # fmt: skip
+    return lines
 
 
 def targets_section(document: Document) -> str:
@@ -121,34 +129,23 @@ def targets_section(document: Document) -> str:
     return f"{markdown(target_lines(document['summary']))}\n\n{headline(document)}."
 
 
-def missed(document: Document, otherwise: str) -> str:
-    """Return a text with the missed targets, or `otherwise` if none is missed."""
-    names = [f"{row['name']} ({digits(row['value'])})" for row in document.get("summary", []) if row["met"] is False]
-    return f"Missed: {'; '.join(names)}" if names else otherwise
-
-
 # ------------------------------------------------------------------------------------------------------------- documents
 
 
 def headline(document: Document) -> str:
     """Return a text with the CPU, the versions, the commit, the date and the load of a document."""
-    versions = document["versions"]
+    versions, commit = document["versions"], document["commit"]
     kernels, n = document["isa"] or "no C++ kernels", document.get("threads")
     threads = f", {n} thread{'s'[: n > 1]}" if n else ""
+    source = f", commit {commit[:10]}{' with changes' * bool(document['dirty'])}" if commit else ""
     uncertain = ": the machine was busy, so the times are uncertain" if busy(document) else ""
     after, others = document.get("load_after"), document.get("load_of_others")
     load = f"load {document['load']:.1f} before it began" + (f", {after:.1f} after" if after is not None else "")
     load += f", {others:.1f} of it by others" if others is not None else ""
     return (
         f"{document['machine']['cpu']}, {kernels}{threads}; torch {versions['torch']}, Python {versions['python']}, "
-        f"{', '.join(sources(document))}; {document['date'][:10]}; {load}{uncertain}"
+        f"addnorm {versions['addnorm']}{source}; {document['date'][:10]}; {load}{uncertain}"
     )
-
-
-def sources(document: Document) -> list[str]:
-    """Return the version and the commit of the measured code as texts."""
-    commit, changes = document["commit"], " with changes" * bool(document["dirty"])
-    return [f"addnorm {document['versions']['addnorm']}", *([f"commit {commit[:10]}{changes}"] if commit else [])]
 
 
 def busy(document: Document) -> str:

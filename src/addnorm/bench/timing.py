@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import math
 import resource
 import statistics
-import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from timeit import timeit
@@ -25,8 +23,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from addnorm._util.timing import interleave, quartiles
-from addnorm.bench.case import Case, Results, Row, Stop
+from addnorm._util.timing import interleave, quartiles, synchronize
+from addnorm.bench.case import Case, Results, Row
 
 State = Literal["kept", "fresh", "default"]
 Call = Callable[..., Any]
@@ -72,30 +70,22 @@ def failure(case: Case, variant: str, error: Exception) -> Row:
 
 
 def attempt(
-    case: Case, makers: Mapping[str, Callable[[], Call]], may_fail: Container[str], deadline: float = math.inf
-) -> tuple[dict[str, Call], dict[str, float], list[Row]]:
-    """Make every variant and call it once. Return the calls, the seconds that each took to be ready, and the failures.
+    case: Case, makers: Mapping[str, Callable[[], Call]], may_fail: Container[str]
+) -> tuple[dict[str, Call], list[Row]]:
+    """Make every variant and call it once. Return the calls, and the failures.
 
     Args:
         case: the case.
         makers: functions that make the variants.
         may_fail: variants that may raise. The variant is then left out, its memory is freed, and its error is a failure.
-        deadline: value of `time.monotonic` after which no variant begins, since each may compile for long.
-
-    Raises:
-        Stop: the deadline has passed.
     """
     calls: dict[str, Call] = {}
-    ready: dict[str, float] = {}
     failures = []
     for name, make in makers.items():
-        begun = time.monotonic()
-        if begun > deadline:
-            raise Stop("budget")
         try:
             calls[name] = make()
             calls[name]()  # compiles, if it is compiled; starts the threads
-            wait()
+            synchronize()
         except Exception as error:
             calls.pop(name, None)
             if name not in may_fail:
@@ -103,8 +93,7 @@ def attempt(
             failures.append(failure(case, name, error))
         if name not in calls:
             free()  # here the error no longer keeps its tensors alive
-        ready[name] = time.monotonic() - begun
-    return calls, ready, failures
+    return calls, failures
 
 
 def compare(
@@ -119,26 +108,16 @@ def compare(
         may_fail: variants that are left out if they raise.
         options: those of `measure`.
     """
-    calls, _, failures = attempt(case, makers, may_fail)
+    calls, failures = attempt(case, makers, may_fail)
     return {"failures": failures, "rows": measure(case, calls, rounds, **options)}
 
 
 def step(module: Call, inputs: Sequence[Tensor], cotangents: Any, wanted: Iterable[Tensor] = ()) -> Call:
     """Return a function that computes the gradients of the `wanted` tensors, or the outputs without gradients if none is."""
     leaves = [*wanted]
-
-    def compute() -> Any:
-        with torch.set_grad_enabled(bool(leaves)):
-            outputs = module(*inputs)
-        return torch.autograd.grad(outputs, leaves, cotangents) if leaves else outputs
-
-    return compute
-
-
-def wait() -> None:
-    """Wait for the GPU, if there is one, and raise its errors."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+    if leaves:
+        return lambda: torch.autograd.grad(module(*inputs), leaves, cotangents)
+    return torch.no_grad()(partial(module, *inputs))
 
 
 def free() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from addnorm._util.jsonio import Document
-from addnorm._util.timing import interleave, quartiles
+from addnorm._util.timing import interleave, quartiles, synchronize
 from addnorm.fusion.match import Match
 from addnorm.fusion.runs import map_tensors, run
 from addnorm.stream.dataflow.memory import storage_key
@@ -88,15 +88,10 @@ def compare_times(before: Callable[[], Any], after: Callable[[], Any], state: St
 def _time(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     result = call()
-    _synchronize()
+    synchronize()
     seconds = time.perf_counter() - start
     del result  # after the clock was read: freeing the graph is not part of the call
     return seconds
-
-
-def _synchronize() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
 
 
 # Memory.
@@ -200,10 +195,10 @@ class NodeTimer(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Run a node and add its time to its time in this pass. The graph may run several times in a pass."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        _synchronize()
+        synchronize()
         start = time.perf_counter_ns()
         out = getattr(self, n.op)(n.target, args, kwargs)
-        _synchronize()
+        synchronize()
         self._current[n] += time.perf_counter_ns() - start
         return out
 
