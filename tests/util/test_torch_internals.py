@@ -14,6 +14,7 @@ from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 
 from addnorm._util import torch_internals as internals
+from addnorm.ops import autograd
 from support import SUPPORT
 from support.processes import run_python
 
@@ -29,6 +30,17 @@ def test_missing_part_of_torch_breaks_no_import(name):
     assert row["worst"] <= 2
     assert row["kernels"].startswith("C++ kernels") or f"has no {name}: use an older torch" in row["kernels"]
     assert row["inspect"] == "post_ln" or f"which has no {name}: this needs torch" in row["inspect"]
+
+
+@pytest.mark.parametrize("any_requires_grad", [internals._any_requires_grad, torch._C._any_requires_grad])
+def test_gradient_of_a_list_of_tensors_is_found(any_requires_grad, monkeypatch):
+    """The sources of attention residuals are a list, and may be all that has a gradient."""
+    monkeypatch.setattr(autograd, "any_requires_grad", any_requires_grad)
+    sources, query = [torch.randn(2, 4), torch.randn(2, 4, requires_grad=True)], torch.randn(1, 4)
+    read, *_ = torch.ops.addnorm.attend_sources(sources, query, None, 1e-6, False)
+    (grad,) = torch.autograd.grad(read.sum(), sources[1])
+    assert grad.any()
+    assert not any_requires_grad(sources[:1], query, None, 1e-6, flag=False)
 
 
 def test_hooks_of_a_thread_do_not_concern_other_threads():

@@ -48,7 +48,10 @@ def _kernels_need(name: str, otherwise: Any = None) -> Any:
 
 
 def _any_requires_grad(*arguments: Any, **options: Any) -> bool:
-    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in (*arguments, *options.values()))
+    return any(
+        _any_requires_grad(*value) if isinstance(value, list | tuple) else getattr(value, "requires_grad", False)
+        for value in (*arguments, *options.values())
+    )
 
 
 def _parse_schema(text: str) -> Any:
@@ -66,7 +69,7 @@ class _NoTensor:
     """A class of tensors that this torch lacks: nothing is an instance of it."""
 
 
-# Whether any of the arguments is a tensor that requires a gradient: one call instead of a loop in Python at every call.
+# Whether any argument, or an item of a list, is a tensor that requires a gradient: one call instead of a loop at every call.
 any_requires_grad = _find("torch._C._any_requires_grad", _any_requires_grad)
 # Increments the version counters of tensors that an operator wrote, so that autograd detects the change.
 increment_version = _find("torch._C._increment_version", torch.autograd.graph.increment_version)
