@@ -21,7 +21,8 @@ class Decomposition(Rendered):
 
     Attributes:
         name: the name of the stream.
-        sources: "x_0", the ids of the sublayers in order of depth, and "norm biases" where norms on the stream have biases.
+        sources: "x_0", the ids of the sublayers in order of depth, "joined tokens" where learned tokens join several streams on
+            the way, and "norm biases" where norms on the stream have biases.
         depth: the last depth. Depth 0 is x_0, depth k the stream after k steps.
         steps: what is between x_0 and the end: "6 adds".
         closures: for each depth, the relative error of the components' sum against the recorded stream.

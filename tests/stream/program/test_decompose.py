@@ -8,7 +8,7 @@ import addnorm
 from support.expansion import expand, record_mhc
 from support.families import shake
 from support.real_models import make_model
-from support.stacks import encoder
+from support.stacks import Mlp, encoder
 from support.stream_steps import X
 
 D = 16
@@ -106,6 +106,38 @@ def test_class_token_belongs_to_the_embeddings():
     assert is_close(parts.components(0)["x_0"][:, 0], token[0].double().expand(len(X), 1, -1), 1e-6)
     assert is_close(sum(parts.components().values()), parts.state())
     assert sum(parts.mean_shares().values()) == pytest.approx(1)
+
+
+class Prompted(nn.Module):
+    """Two streams whose second token is replaced by a learned one before the third sublayer, as in deep prompt tuning."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms, self.mlps = nn.ModuleList(nn.LayerNorm(D) for _ in range(5)), nn.ModuleList(Mlp() for _ in range(4))
+        self.mix, self.inject = nn.Parameter(torch.randn(2, 2)), nn.Parameter(torch.randn(2, 1))
+        self.prompt = nn.Parameter(torch.randn(1, 1, 2, D))
+
+    def forward(self, x):
+        streams = torch.stack([x, 0.5 * x], -2)
+        for k in range(4):
+            if k == 2:
+                prompt = self.prompt.expand(len(x), -1, -1, -1)
+                streams = torch.cat([streams[:, :1], prompt, streams[:, 2:]], 1)
+            streams = self.mix @ streams + self.inject * self.mlps[k](self.norms[k](streams.sum(-2))).unsqueeze(-2)
+        return self.norms[4](streams.sum(-2))
+
+
+def test_tokens_joined_on_the_way_are_no_embeddings():
+    parts = addnorm.decompose(Prompted().eval(), X)
+    assert parts.sources == ["x_0", *(f"mlps.{k}" for k in range(4)), "joined tokens"]
+    for depth in (3, 4, -1):
+        of_depth = parts.components(depth)
+        assert not of_depth["x_0"][:, 1].any()
+        assert of_depth["joined tokens"][:, 1].any()
+        assert not of_depth["joined tokens"][:, [0, 2, 3, 4]].any()
+    assert "joined tokens" in parts.read(2)
+    assert "joined tokens" not in parts.components(2)
+    assert is_close(sum(parts.components().values()), parts.state())
 
 
 def test_position_embeddings_belong_to_the_embeddings():

@@ -1,6 +1,6 @@
 """The states of a residual program as sums of one component for each source, with all coefficients and statistics frozen.
 
-    X_k = c_0 + c_1 + ... + c_k        sources: x_0 (the embeddings), every sublayer's write, the biases on the way
+    X_k = c_0 + c_1 + ... + c_k        sources: x_0 (the embeddings), every sublayer's write, joined tokens, the biases on the way
 
 The operators between the sources are linear in what they carry. So each of them is computed again in float64 on the component
 of one source after the other, with its other operands and the denominators of norms as in the run.
@@ -24,6 +24,7 @@ from addnorm.stream.program.result import Program
 from addnorm.stream.shares import BIASES, Components, source_shares, sum_components
 
 START = "x_0"  # the component of the embeddings
+JOINED = "joined tokens"  # that of learned tokens that join the streams after the first write
 
 
 class ProgramDecomposition(Decomposition):
@@ -81,7 +82,7 @@ class ProgramDecomposition(Decomposition):
 
     def _join_all(self, target: Sequence[Value], parts: dict[Value, Components], is_read: bool) -> Components:
         found = {name for value in target for name in parts[value]}
-        names = [name for name in (START, *(site.id for site in self.program.sites), BIASES) if name in found]
+        names = [name for name in (START, *(site.id for site in self.program.sites), JOINED, BIASES) if name in found]
         zeros = [value.tensor.new_zeros((), dtype=torch.float64).expand(value.shape) for value in target]
         pairs = [*zip((parts[value] for value in target), zeros, strict=True)]
         return {name: self._join(target, is_read, [own.get(name, zero) for own, zero in pairs]) for name in names}
@@ -132,12 +133,15 @@ def propagate_components(
         return [] if value in sources else list_carried_inputs(carrier, value)
 
     region = sorted(walk([v for target in targets for v in target], follow), key=lambda value: value.index)
+    first = min(value.index for value, name in sources.items() if name != START)
     last_use = {other: value.index for value in region for other in follow(value)}
     known: dict[Value, Components] = {}
     done = 0
     for value in region:
         known[value] = (
-            {sources[value]: value.tensor.detach().double()} if value in sources else _compute(carrier, value, known)
+            {sources[value]: value.tensor.detach().double()}
+            if value in sources
+            else _compute(carrier, value, known, START if value.index < first else JOINED)
         )
         while done < len(targets) and all(v in known for v in targets[done]):
             yield {v: known[v] for v in targets[done]}
@@ -147,8 +151,11 @@ def propagate_components(
             del known[v]
 
 
-def _compute(carrier: Carrier, value: Value, known: dict[Value, Components]) -> Components:
-    """Return the components of a carried value from those of the values of which it is a function in one step."""
+def _compute(carrier: Carrier, value: Value, known: dict[Value, Components], joined: str) -> Components:
+    """Return the components of a carried value from those of the values of which it is a function in one step.
+
+    `joined` is the name of the component of tokens that join it, such as learned ones.
+    """
     op = value.op
     assert op is not None
     carried = list_carried_inputs(carrier, value)
@@ -163,6 +170,6 @@ def _compute(carrier: Carrier, value: Value, known: dict[Value, Components]) -> 
             parts[name] = parts[name] - constant
     shift = constant if value.norm is None else value.norm.shift(torch.float64)
     if isinstance(shift, Tensor) and bool(shift.any()):
-        name = START if is_join else BIASES
+        name = joined if is_join else BIASES
         parts[name] = parts.get(name, value.tensor.new_zeros(value.shape, dtype=torch.float64)) + shift
     return parts
