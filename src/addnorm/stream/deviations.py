@@ -16,7 +16,7 @@ from addnorm.stream.find import naming
 from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.sites import NORMS, Site, Stream
 from addnorm.stream.inspection import Inspection
-from addnorm.stream.program.deviations import PLACES, Difference, compare_dtypes, compare_norms, describe_places
+from addnorm.stream.program.deviations import PLACES, RULE, Difference, compare_dtypes, compare_norms, describe_places
 from addnorm.wirings.factors import FACTORS, Factor, Learned
 from addnorm.wirings.spec import Row, Wiring
 
@@ -89,7 +89,7 @@ def _compare_sublayers(stream: Stream, wiring: Wiring, dtype: torch.dtype | None
     branches = [site for site in stream.sites if site.role == "branch"]
     per_layer = max(Counter(site.layer for site in branches).values(), default=1)
     if stream.wiring is not None and not stream.wiring.has_rows:  # a second stream, or skips
-        yield Difference("the rule of the stream", stream.wiring.name, wiring.name, "")
+        yield Difference(RULE, stream.wiring.name, wiring.name, "")
     for site in stream.sites:
         if site.role == "skip":
             yield Difference("an earlier state", "added once more", "no skip", site.id)

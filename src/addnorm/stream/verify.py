@@ -26,7 +26,7 @@ from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.inspect import inspect, inspect_run
 from addnorm.stream.inspection import Inspection
 from addnorm.stream.program.cuts import find_leaves
-from addnorm.stream.program.deviations import Difference, compare_program, compare_program_norms
+from addnorm.stream.program.deviations import RULE, Difference, compare_program, compare_program_norms
 from addnorm.stream.program.result import Program
 from addnorm.stream.states import States, TermError, collect_states, load_states, measure_terms
 from addnorm.wirings.spec import Stage, Wiring, as_wiring
@@ -274,11 +274,12 @@ def _verify_program(
             return Verification(wiring, inspection, (), unproven=inspection.unknown)
         if inspection.wiring in ("none", "unknown"):
             return Verification(wiring, inspection, (), unproven=(Unknown("", NO_PROGRAM),))
-        return Verification(wiring, inspection, (Deviation("the rule of the stream", inspection.wiring, wiring.name),))
+        return Verification(wiring, inspection, (Deviation(RULE, inspection.wiring, wiring.name),))
     if _has_dropout(program):
         return Verification(wiring, inspection, (), unproven=(Unknown("", RANDOM),))
-    is_learned = bool(find_leaves(program.spine, _list_operands(program))[0])
-    found = None
+    is_other = wiring.has_rows and program.wiring is not None  # then every term differs
+    is_learned = not is_other and bool(find_leaves(program.spine, _list_operands(program))[0])
+    found = [Difference(RULE, inspection.wiring, wiring.name, "")] if is_other else None
     if is_learned and not isinstance(model, Inspection):
         found = _compare_moved(model, args, kwargs, program, wiring)
     moved = found is not None if is_learned else None

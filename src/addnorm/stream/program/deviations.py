@@ -30,6 +30,7 @@ TERMS = {
     "collapse": "C, the weights of the read,", "mix": "A, the mixing matrix,", "inject": "B, the weights of the write,",
 }  # fmt: skip
 FORMULA = "the formula's"
+RULE = "the rule of the stream"
 MOST_ORDERS = 24  # of streams that are tried
 NOISE = 5e-6  # a matrix with a smaller difference is not told from its transpose
 PLACES = {"norm_in": "before the sublayer", "norm_branch": "on the sublayer's output", "norm_out": "after the add"}
