@@ -132,7 +132,7 @@ def _list_program_terms(program: Program) -> Iterator[_Term]:
 
     def term(name: str, site: ProgramSite | None, values: list[Value]) -> _Term:
         def place(tensors: Sequence[Tensor]) -> Tensor:
-            whole = join_streams(carrier, values, tensors)
+            whole = join_streams(carrier, values, tensors, spine.states[0])
             return whole.reshape(*tokens, *whole.shape[1:]) if len(whole) == math.prod(tokens) else whole
 
         return _Term(name, site, values, place)

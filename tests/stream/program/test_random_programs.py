@@ -51,6 +51,29 @@ def test_sequence_first_sublayers_are_understood(seed):
     assert program.expansion < 3e-5
 
 
+class Turned(nn.Module):
+    """A program whose streams are (tokens, batch), and (batch, tokens) again before the last norm."""
+
+    def __init__(self, program):
+        super().__init__()
+        self.program, self.norm, program.norm = program, program.norm, nn.Identity()
+
+    def forward(self, x):
+        return self.norm(self.program(x.transpose(0, 1)).transpose(0, 1))
+
+
+@pytest.mark.parametrize("seed", [3, 4, 7, 10, 21])  # streams in five layouts
+def test_sequence_first_streams_are_understood(seed):
+    model, x = Turned(random_program(seed)), torch.randn(2, 5, D)
+    found = addnorm.inspect(model, x)
+    program = found.program or found.unnamed
+    with torch.no_grad():
+        model(x)
+    assert judge(program, model.program.answer) == "", model.program.names
+    assert program.closes
+    assert program.expansion < 3e-5
+
+
 def test_judge_finds_transposed_matrices():
     model = random_program(7)
     x = torch.randn(2, 5, D)

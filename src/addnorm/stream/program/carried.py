@@ -76,13 +76,21 @@ class Carrier:
         """Return whether a dimension is one of streams, or has one place."""
         return all(part.root in self._streams or part.size == 1 for part in dim)
 
-    def order(self, value: Value) -> tuple[list[int], list[int], int]:
-        """Return how a carried value becomes `(tokens, n, d)`: the sizes to reshape it to, their permutation, and n."""
+    def order(self, value: Value, like: Iterable[Value] = ()) -> tuple[list[int], list[int], int]:
+        """Return how a carried value becomes `(tokens, n, d)`: the sizes to reshape it to, their permutation, and n.
+
+        Its tokens get the order that they have in the first value of `like` with the same tokens.
+        """
         parts = [part for dim in self.known[value].dims for part in dim]
         at = range(len(parts))
         features = sorted((k for k in at if parts[k].root == FEATURES), key=lambda k: -parts[k].stride)
         streams = [k for k in at if parts[k].root in self._streams]
         tokens = [k for k in at if k not in features and k not in streams]
+        for other in like:
+            places = {part: k for k, part in enumerate(self.list_tokens(other))}
+            if all(parts[k] in places or parts[k].size == 1 for k in tokens):
+                tokens.sort(key=lambda k: places.get(parts[k], 0))
+                break
         n = 1
         for k in streams:
             n *= parts[k].size
@@ -185,7 +193,10 @@ class Carrier:
         return new
 
     def _merge(self, op: Op, used: Iterable[Value]) -> Dims | None:
-        """Return the dimensions of an elementwise result; a dimension of streams in one operand is one in the result."""
+        """Return the dimensions of an elementwise result; a dimension of streams in one operand is one in the result.
+
+        Tokens are those of the operand that is older: of the stream, not of a write.
+        """
         shape = op.outputs[0].shape
         dims: list[Dim] = [()] * len(shape)
         for value in used:
@@ -197,7 +208,7 @@ class Carrier:
                 features = [[part.root == FEATURES for part in d if part.size > 1] for d in (dims[k], dim)]
                 if dims[k] and features[0] != features[1]:
                     return None
-                if not dims[k] or self.is_stream(dim):
+                if not dims[k] or self.is_stream(dim) or (dim < dims[k] and not self.is_stream(dims[k])):
                     dims[k] = dim
         for k, size in enumerate(shape):
             if size > 1 and not dims[k]:

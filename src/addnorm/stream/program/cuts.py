@@ -228,8 +228,8 @@ def _follow_tokens(carrier: Carrier, value: Value) -> Value:
 
 
 def _are_transposed(carrier: Carrier, before: Value, after: Value) -> bool:
-    """Return whether a view exchanges dimensions of tokens."""
-    first, second = carrier.list_tokens(before), carrier.list_tokens(after)
+    """Return whether two values have the same tokens with their dimensions in another order."""
+    first, second = ([part for part in carrier.list_tokens(value) if part.size > 1] for value in (before, after))
     return first != second and sorted(first) == sorted(second)
 
 
@@ -241,24 +241,23 @@ def _find_states(spine: Spine) -> None:
         available = {*spine.starts, *(earlier.value for earlier in writes[:k])}
         last = writes[k - 1].value if k else None
         targets = _find_live(spine, uses, available, write.start, last) | {*write.reads}
+        most = len(state) + (k == 1)  # one value at the start may be two streams
         before, state = state, _cut(carrier, [*state, last] if last else state, targets, last)
-        if last is not None and len(state) < len(before):  # a mix of streams that nothing reads later is a read
+        if last is not None and len(state) < most:  # a mix of streams that nothing reads later is a read
             kept = _find_sums(carrier, before, last, targets, targets)
             # But where a norm of the sum of two states follows, that sum is a state.
-            is_normed = any(_move_forward(spine, uses, v, write.start, targets, True).norm is not None for v in state)
-            state = kept if len(kept) == len(before) and not is_normed else state
-        moved = [_move_forward(spine, uses, value, write.start, targets, True, is_start=not k) for value in state]
+            is_normed = any(_move_forward(spine, uses, v, True, write.start, targets).norm is not None for v in state)
+            state = kept if len(kept) == most and not is_normed else state
+        moved = [_move_forward(spine, uses, value, True, write.start, targets) for value in state]
         spine.states.append(state := sorted(dict.fromkeys(moved), key=lambda value: value.index))
     last, available = writes[-1].value, {*spine.starts, *(write.value for write in writes)}
     live = _find_live(spine, uses, available, spine.end.index, last, only_coefficients=True)
     state = _find_sums(carrier, state, last, [spine.end], live)
-    alike = next((earlier for earlier in reversed(spine.states) if len(earlier) == len(state)), [])
-    normed = [value.norm is not None for value in alike] or [False] * len(state)
-    moved = [
-        _move_forward(spine, uses, *pair[:1], spine.end.index + 1, set(), pair[1])
-        for pair in zip(state, normed, strict=True)
-    ]
-    spine.states.append(moved)
+    normed = {len(earlier): [value.norm is not None for value in earlier] for earlier in spine.states[1:]}
+    whole = _cut(carrier, state, {spine.end})
+    state = whole if any(normed.get(len(whole), ())) else state  # (x + f(x)) + h ends in a norm as in earlier layers
+    pairs = zip(state, normed.get(len(state), [False] * len(state)), strict=True)
+    spine.states.append([_move_forward(spine, uses, *pair, spine.end.index + 1, set()) for pair in pairs])
 
 
 def _list_uses(spine: Spine) -> _Uses:
@@ -401,20 +400,21 @@ def _find_sums(
     return sorted([*sums, *beside], key=lambda value: value.index)
 
 
-def _move_forward(
-    spine: Spine, uses: _Uses, value: Value, now: int, targets: Set[Value], through_norms: bool, is_start: bool = False
-) -> Value:
+def _move_forward(spine: Spine, uses: _Uses, value: Value, through_norms: bool, now: int, targets: Set[Value]) -> Value:
     """Return the last value that follows from `value` by views, biases and norms alone, each of which nothing else reads.
 
-    With `is_start`, factors are followed too: they belong to the embedding.
+    Its tokens are in the order of the state before. Before the first state factors are followed too: they are the embedding's.
     """
+    found = value
     while True:
         of_value = uses.get(value, [])
         out = of_value[0][1] if len(of_value) == 1 else None
         if out is None or of_value[0][0] >= now or value in targets or out.op is None:
-            return value
+            return found
         is_shifted = out.op.name == "add" and not any(v.kind & DATA for v in out.op.inputs if v is not value)
-        is_factor = is_start and len(list_carried_inputs(spine.carrier, out)) == 1
+        is_factor = not spine.states and len(list_carried_inputs(spine.carrier, out)) == 1
         if not through_norms if out.norm is not None else not (is_shifted or is_factor or "view" in out.op.traits):
-            return value
+            return found
         value = out
+        if not spine.states or not _are_transposed(spine.carrier, spine.states[-1][0], value):
+            found = value

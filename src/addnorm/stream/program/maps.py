@@ -40,7 +40,8 @@ class Column:
         source: the value of the state, or the write.
         operand: the source, or its norm.
         norm: the norm of the source that makes the operand, or None.
-        matrix: `(tokens, n_out, n_in, d)`, or `(tokens, n_out, n_in, 1)` if it is the same for all features.
+        matrix: `(tokens, n_out, n_in, d)`, or `(tokens, n_out, n_in, 1)` if it is the same for all features. The tokens are in
+            the order of the operand's.
         kind: what the matrix depends on, as the bits of `Value.kind`.
         operands: the frozen values from which the matrix is computed.
     """
@@ -87,22 +88,27 @@ class Map:
         return " times ".join([*numbers, *("learned" for one in self.factors if one.kind == "learned")])
 
 
-def to_streams(carrier: Carrier, value: Value, tensor: Tensor | None = None) -> Tensor:
-    """Return a carried value in float64, or another tensor in its layout, as `(tokens, n, d)`."""
-    sizes, order, n = carrier.order(value)
+def to_streams(carrier: Carrier, value: Value, tensor: Tensor | None = None, like: Iterable[Value] = ()) -> Tensor:
+    """Return a carried value in float64, or another tensor in its layout, as `(tokens, n, d)`.
+
+    Its tokens get the order that they have in `like` (`Carrier.order`).
+    """
+    sizes, order, n = carrier.order(value, like)
     tensor = value.tensor.detach().double() if tensor is None else tensor
     return tensor.reshape(sizes).permute(order).reshape(-1, n, carrier.width)
 
 
-def join_streams(carrier: Carrier, values: Sequence[Value], tensors: Sequence[Tensor] | None = None) -> Tensor:
+def join_streams(
+    carrier: Carrier, values: Sequence[Value], tensors: Sequence[Tensor] | None = None, like: Iterable[Value] = ()
+) -> Tensor:
     """Return the streams of carried values in float64, or of other tensors in their layouts, as `(tokens, n, d)`."""
     pairs = zip(values, [None] * len(values) if tensors is None else tensors, strict=True)
-    return torch.cat([to_streams(carrier, *pair) for pair in pairs], 1)
+    return torch.cat([to_streams(carrier, *pair, like) for pair in pairs], 1)
 
 
-def _from_streams(carrier: Carrier, value: Value, streams: Tensor) -> Tensor:
-    """Return `(tokens, n, d)` in the layout of a carried value."""
-    sizes, order, _ = carrier.order(value)
+def _from_streams(carrier: Carrier, value: Value, streams: Tensor, like: Iterable[Value] = ()) -> Tensor:
+    """Return `(tokens, n, d)` in the layout of a carried value: the inverse of `to_streams`."""
+    sizes, order, _ = carrier.order(value, like)
     inverse = sorted(range(len(order)), key=order.__getitem__)
     return streams.reshape([sizes[k] for k in order]).permute(inverse).reshape(value.shape)
 
@@ -118,7 +124,7 @@ def measure_map(carrier: Carrier, target: Value, sources: Sequence[Value], freez
     if reason == EARLIER:
         return Map(target, norm, after, [], None, math.inf, reason)
     zeros = {operand: operand.tensor.new_zeros(operand.shape, dtype=torch.float64) for operand in operands}
-    bias = to_streams(carrier, total, _evaluate(carrier, total, zeros, region))
+    bias = to_streams(carrier, total, _evaluate(carrier, total, zeros, region), operands)
     columns: list[Column] = []
     for operand, (source, own_norm) in operands.items():
         columns.append(_measure_column(carrier, total, operand, source, own_norm, zeros, bias, region))
@@ -145,6 +151,9 @@ def apply_map(carrier: Carrier, part: Map, streams: Mapping[Value, Tensor]) -> T
         if column.matrix.shape[0] != len(own):
             return None
         result = result + (column.matrix * own.unsqueeze(1)).sum(2)
+    total, like = part.target if part.norm is None else part.norm.x, [column.operand for column in part.columns]
+    if carrier.order(total, like) != carrier.order(total):
+        result = to_streams(carrier, total, _from_streams(carrier, total, result, like))
     return _finish(carrier, part, result)
 
 
@@ -282,7 +291,7 @@ def _measure_column(
         ones = torch.zeros_like(streams)
         ones[:, j] = 1.0
         inputs = {**zeros, operand: _from_streams(carrier, operand, ones)}
-        columns.append(to_streams(carrier, total, _evaluate(carrier, total, inputs, region)) - bias)
+        columns.append(to_streams(carrier, total, _evaluate(carrier, total, inputs, region), zeros) - bias)
     matrix = torch.stack(columns, 2)
     size = matrix.abs().amax().clamp_min(1e-30)
     if bool(((matrix - matrix[..., :1]).abs() <= EQUAL * size).all()):

@@ -100,8 +100,10 @@ class ProgramForward(Forward):
         program = self.probes.program
         return self.probes.arrange(join_streams(program.carrier, program.spine.states[k], grads), k, by_stream=True)
 
-    def _join(self, values: Sequence[Value]) -> Tensor:
-        return join_streams(self.probes.program.carrier, values, [value.tensor.detach() for value in values])
+    def _join(self, values: Sequence[Value], k: int) -> Tensor:
+        """Return the streams of values, `(tokens, n, d)`, in the order of tokens of state `k`."""
+        program, tensors = self.probes.program, [value.tensor.detach() for value in values]
+        return join_streams(program.carrier, values, tensors, program.spine.states[k])
 
     def _measure(self) -> None:
         """Measure the states, the sublayers and the norms of the captured run."""
@@ -123,7 +125,7 @@ class ProgramForward(Forward):
         for role, values in {"read": [part.target for part in site.reads], "raw": [site.write.raw]}.items():
             if len(values) == 1:
                 with self.omitting(f"{role} at {site.id}"):
-                    self.put([index], role, self.probes.arrange(self._join(values), k).statistics.items())
+                    self.put([index], role, self.probes.arrange(self._join(values, k), k).statistics.items())
         for role, norms in list_norms(site).items():
             self._put_norms(index, role, k, norms)
         self.put([index], "matrices", measure_matrices(site, self.probes.find_mask(k)).items())
@@ -145,8 +147,9 @@ class ProgramForward(Forward):
     def _put_norms(self, index: int, role: str, k: int, norms: Iterable[Norm]) -> None:
         """Record the rstd of a sublayer's norms of one role. Their inputs have the tokens of state `k`."""
         with self.omitting(f"{role} at {self.probes.recorded[index].id}"):
-            carrier = self.probes.program.carrier
-            rstds = [1.0 / norm.denominator(to_streams(carrier, norm.x)) for norm in norms]
+            program = self.probes.program
+            state = program.spine.states[k]
+            rstds = [1.0 / norm.denominator(to_streams(program.carrier, norm.x, like=state)) for norm in norms]
             if rstds:
                 rstd = torch.cat([self.probes.arrange(rstd, k).counted.flatten() for rstd in rstds])
                 self.put([index], role, rstd_statistics(rstd))
