@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from addnorm import wirings
-from addnorm._util.numbers import format_count, format_number
+from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import Flow
 from addnorm.stream.dataflow.observers import Editor
@@ -70,6 +70,7 @@ POOLED = "no norm reads the tokens at the end of the stream: the norm in {} read
 NO_NUMBERS = Unknown(
     "the model", "no number of its output is finite, so no equation can be proven: call it with other inputs"
 )
+NO_MATRICES = "its matrices were not found, so it may be a wiring of several streams, such as x0_residual"
 RESI_DUAL = "a second stream has the same writes and no norms; the output is the sum of both"
 
 
@@ -191,15 +192,18 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
     streams without a wiring. A program of a part of the model is a reason why this is not understood.
     """
     with torch.no_grad():
-        program = find_program(flow)
+        mixed = [stream for stream in inspection.streams if naming.SCALED_SKIP in stream.remarks]
+        program = find_program(flow, {stream.width for stream in mixed} or None)
         if program is None:
+            for stream in mixed:  # its matrices would tell its wiring
+                stream.wiring, stream.remarks = None, (*stream.remarks, NO_MATRICES)
             return inspection
         if not as_program:
             identify(program)
     is_several = program.wiring is None and max(program.sizes) > 1 and not inspection.closes
     if program.outside:
         is_new = not inspection.closes and (is_several or (program.wiring is not None and not program.wiring.has_rows))
-        return replace(inspection, unknown=(_explain_part(program), *inspection.unknown)) if is_new else inspection
+        return replace(inspection, unknown=(program.explain_outside(), *inspection.unknown)) if is_new else inspection
     if as_program or (program.wiring is not None and not (inspection.closes and program.wiring.has_rows)):
         return replace(inspection, streams=(), unknown=(), program=program)
     if not is_several:
@@ -214,17 +218,6 @@ def find_repeated_program(flow: Flow) -> Program | None:
     remove_redundant_moves(flow)
     find_norms(flow)
     return find_program(flow)
-
-
-def _explain_part(program: Program) -> Unknown:
-    """Explain that a program describes a part of the model only."""
-    name = f" of {program.wiring.name}" if program.wiring is not None else ""
-    count, sums = format_count(len(program.sites), "sublayer"), format_count(len(program.outside), "residual sum")
-    return Unknown(
-        program.sites[0].path or "the model",
-        f"the equations of {count}{name} close, but {sums} of the model {'is' if len(program.outside) == 1 else 'are'} elsewhere",
-        format_source(program.outside[0]),
-    )
 
 
 def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:

@@ -1,8 +1,11 @@
 """x = λ x + μ x0 before each layer, with the mix computed once: inspect names it, and verify finds planted errors in it."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import addnorm
 
@@ -14,10 +17,15 @@ def _make_mlp():
 
 
 class _Reinjected(nn.Module):
-    """Pre-LN whose layers begin with λ x + μ x0; `fault` is one error in its third layer."""
+    """Pre-LN whose layers begin with λ x + μ x0; `fault` is one error in its third layer.
 
-    def __init__(self, fault="", size=(), backout=False, layers=LAYERS):
+    The stream is (tokens, batch, d) with `order="tbd"`, and (batch, d, tokens) with "bdt", or with "conv" where convolutions are
+    the products; the final norm reads (batch, tokens, d).
+    """
+
+    def __init__(self, fault="", size=(), backout=False, layers=LAYERS, sublayers=2, order="btd"):
         super().__init__()
+        self.sublayers, self.order = sublayers, order
         self.tables = nn.ModuleList(nn.Embedding(11, D) for _ in range(2))
         self.embedding_norm, self.final_norm = nn.RMSNorm(D), nn.RMSNorm(D)
         self.layers = nn.ModuleList(nn.ModuleList([_make_mlp(), _make_mlp()]) for _ in range(layers))
@@ -27,8 +35,17 @@ class _Reinjected(nn.Module):
         self.backout = nn.Parameter(torch.tensor(0.2)) if backout else None
         self.fault = fault
 
+    def branch(self, k, j, x):
+        norm, mlp = self.norms[2 * k + j], self.layers[k][j]
+        if self.order == "conv":
+            up, activation, down = mlp
+            h = activation(F.conv1d(norm(x.mT).mT, up.weight[..., None], up.bias))
+            return F.conv1d(h, down.weight[..., None], down.bias)
+        return mlp(norm(x.mT)).mT if self.order == "bdt" else mlp(norm(x))
+
     def forward(self, ids):
-        x = x0 = self.embedding_norm(self.tables[0](ids))
+        dims = {"btd": (0, 0), "tbd": (0, 1), "bdt": (1, 2), "conv": (1, 2)}[self.order]
+        x = x0 = self.embedding_norm(self.tables[0](ids)).transpose(*dims)
         if self.fault == "table":
             x0 = self.tables[1](ids)
         for k, (scale, x0_scale) in enumerate(zip(self.scales, self.x0_scales, strict=True)):
@@ -42,15 +59,17 @@ class _Reinjected(nn.Module):
                     read = x0_scale * x + scale * x0
                 if self.fault == "keep" and k == 2:
                     keep = x0_scale * x + scale * x0
-                x = keep + self.layers[k][0](self.norms[2 * k](read))
+                x = keep + self.branch(k, 0, read)
             if self.fault in ("pre_ln", "after"):
-                x = x + self.layers[k][0](self.norms[2 * k](x))
-            x = x + self.layers[k][1](self.norms[2 * k + 1](x))
+                x = x + self.branch(k, 0, x)
+            if self.sublayers == 2:
+                x = self.branch(k, 1, x) + x
             if self.fault == "after":
                 x = scale * x + x0_scale * x0
             if k == len(self.scales) // 2:
                 middle = x
-        return self.final_norm(x if self.backout is None else x - self.backout * middle)
+        x = x if self.backout is None else x - self.backout * middle
+        return self.final_norm(x.transpose(*dims))
 
 
 IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(0))
@@ -67,6 +86,43 @@ def test_inspect_names_a_mix_that_is_computed_once(backout, layers):
     assert addnorm.verify(model, IDS, wiring=wiring)
     other = addnorm.wirings.x0_residual(backout=0.0 if backout else 0.2)
     assert not addnorm.verify(model, IDS, wiring=other) or (layers == 2 and not backout)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_verify_agrees_with_one_sublayer_in_each_layer(layers):
+    model, wiring = _Reinjected(layers=layers, sublayers=1).eval(), addnorm.wirings.x0_residual(backout=0.0)
+    assert addnorm.inspect(model, IDS).wiring == "x0_residual"
+    assert addnorm.verify(model, IDS, wiring=wiring)
+
+
+@pytest.mark.parametrize(("order", "backout"), [("tbd", False), ("tbd", True), ("bdt", False)])
+def test_order_of_the_dimensions_does_not_change_the_wiring(order, backout):
+    model = _Reinjected(backout=backout, order=order).eval()
+    wiring, mask = addnorm.wirings.x0_residual(backout=0.2 if backout else 0.0), torch.rand(2, 5) < 0.6
+    found = addnorm.inspect(model, IDS)
+    assert (found.wiring, dict(found.program.wiring.options)) == ("x0_residual", dict(wiring.options))
+    assert found.program.expansion < 1e-5
+    assert addnorm.verify(model, IDS, wiring=wiring)
+    plain = copy.deepcopy(model)
+    plain.order = "btd"
+    assert addnorm.verify(model, IDS, like=plain)
+    assert addnorm.verify(plain, IDS, like=model)
+    tables = []
+    for one in (model, plain):
+        with addnorm.record(one, tokens=mask) as rec:
+            one(IDS).square().sum().backward()
+        tables.append({tuple(row[:-1]): row[-1] for row in rec.table()})
+    assert tables[0] == pytest.approx(tables[1], rel=1e-4, abs=1e-6, nan_ok=True)
+
+
+def test_mix_without_matrices_has_no_name():
+    found = addnorm.inspect(_Reinjected(order="conv").eval(), IDS)
+    assert found.closes
+    assert (found.wiring, found.program) == ("unknown", None)
+    assert "it may be a wiring of several streams, such as x0_residual" in found.streams[0].remarks[-1]
+    verified = addnorm.verify(_Reinjected(order="conv").eval(), IDS, wiring="x0_residual")
+    assert not verified.deviations
+    assert verified.unproven
 
 
 @pytest.mark.parametrize("layers", [2, 3])
@@ -111,3 +167,10 @@ def test_verify_names_the_skips_of_a_row_wiring():
     assert [*map(str, found.deviations)] == [
         "an earlier state is added once more, expected no skip: other, other#2, other#3"
     ]
+
+
+def test_verify_names_the_rule_of_a_program_once():
+    found = addnorm.verify(addnorm.inspect(_Reinjected().eval(), IDS), wiring="pre_ln", eps=1e-6)
+    rule, *others = map(str, found.deviations)
+    assert rule == "the rule of the stream is x0_residual, expected pre_ln"
+    assert [text.partition(" is ")[0] for text in others] == ["eps"]

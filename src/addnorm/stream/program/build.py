@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from addnorm.stream.dataflow.graph import DATA, Flow, Op, walk
 from addnorm.stream.find.kinds import classify_sublayer
@@ -17,13 +17,13 @@ MIN_SITES = 2
 WIDTHS = 6  # candidates for the width of a stream that are tried
 
 
-def find_program(flow: Flow) -> Program | None:
+def find_program(flow: Flow, widths: Container[int] | None = None) -> Program | None:
     """Return the residual program with the most sublayers whose equations close; None if there is none.
 
-    The norms of the run must have been found.
+    The norms of the run must have been found. Its streams have a number of features in `widths`; None for any.
     """
     carriers, spines = _find_spines(flow)
-    programs = (_build_program(spine) for spine in spines)
+    programs = (_build_program(spine) for spine in spines if widths is None or spine.carrier.width in widths)
     program = next((program for program in programs if program is not None and program.closes), None)
     if program is not None:
         program.outside = _find_outside(flow, carriers, program.spine)

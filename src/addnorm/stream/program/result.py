@@ -24,6 +24,8 @@ from addnorm.stream.find.labels import (
     group_sites,
 )
 from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.reasons import format_source
+from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.program.carried import Carrier
 from addnorm.stream.program.cuts import Spine, Write
 from addnorm.stream.program.maps import Map, Matrix, apply_map, assemble, measure_map, to_streams
@@ -261,6 +263,17 @@ class Program:
             "closure": self.closure, "expansion": self.expansion, "deviation": self.deviation, "closes": self.closes,
             "sites": [site.to_dict() for site in self.sites],
         }  # fmt: skip
+
+    def explain_outside(self) -> Unknown:
+        """Explain that the program describes a part of the model only."""
+        name = f" of {self.wiring.name}" if self.wiring is not None else ""
+        count, sums = format_count(len(self.sites), "sublayer"), format_count(len(self.outside), "residual sum")
+        return Unknown(
+            self.sites[0].path or "the model",
+            f"the equations of {count}{name} close, but {sums} of the model {'is' if len(self.outside) == 1 else 'are'} "
+            "elsewhere: inspect each part of the model by itself",
+            format_source(self.outside[0]),
+        )
 
     def count_streams(self) -> str:
         """Return how many streams there are: "4 streams", or "1 to 7 streams"."""
