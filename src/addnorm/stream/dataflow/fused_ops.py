@@ -15,11 +15,11 @@ from torch import Tensor
 
 from addnorm._util.norms import BY_CODE, KINDS, torch_norm
 from addnorm.ops import philox
-from addnorm.stream.dataflow.operators import bind_arguments
+from addnorm.stream.dataflow.operators import FAMILY, bind_arguments
 
-DECOMPOSED = ("add_norm", "add_norm_stream", "add_norm_forward", "add_norm_out")
-SUFFIX = "_reference"
-PRODUCTS = {"addmm": torch.mm, "baddbmm": torch.bmm}
+OWN = ("add_norm", "add_norm_stream", "add_norm_forward", "add_norm_out")
+DECOMPOSED = {"native_dropout", *(f"{FAMILY}{name}{suffix}" for name in OWN for suffix in ("", "_reference"))}
+PRODUCTS = {"addmm": "mm", "baddbmm": "bmm"}  # operators whose product has the shape of what they add it to
 
 
 class Step(NamedTuple):
@@ -44,87 +44,87 @@ def is_fused(name: str, args: Sequence[Any]) -> bool:
     if name in PRODUCTS:
         x, a, b = args[:3]
         return tuple(x.shape) == (*a.shape[:-1], b.shape[-1])
-    own = name.removeprefix("addnorm::").removesuffix(SUFFIX)
-    return name == "native_dropout" or (name.startswith("addnorm::") and own in DECOMPOSED)
+    return name in DECOMPOSED
+
+
+class _Steps(list[Step]):
+    """Steps of one call, computed in one dtype from the contents of their inputs before the call.
+
+    Args:
+        dtype: the dtype.
+        old: the contents of the call's arguments before it, by the ids of the arguments.
+    """
+
+    def __init__(self, dtype: torch.dtype, old: Mapping[int, Tensor]) -> None:
+        self.dtype, self.old = dtype, old
+
+    def read(self, x: Any) -> Any:
+        """Return the contents of a tensor in the dtype of the steps; a number as it is."""
+        return self.old.get(id(x), x).detach().to(self.dtype) if isinstance(x, Tensor) else x
+
+    def add(self, name: str, part: str, *inputs: Any, output: Tensor | None = None) -> Tensor:
+        """Add a step, and return its output: `output`, or what torch's function of this name returns."""
+        func = getattr(torch, name, torch.ones)  # noise is never computed again
+        output = func(*map(self.read, inputs)) if output is None else output
+        self.append(Step(name, func, inputs, ((part, output),)))
+        return output
+
+    def multiply(self, x: Tensor, factor: Tensor | float | None, part: str) -> Tensor:
+        """Add a product, and return it; without a factor, or with 1, return x."""
+        is_needed = isinstance(factor, Tensor) or factor not in (None, 1.0)
+        return self.add("mul", part, x, factor) if is_needed else x
 
 
 def decompose_fused(
     name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Tensor],
-    get_old: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    get_old: Callable[[Tensor], Tensor],
 ) -> list[Step]:  # fmt: skip
     """Return the steps of one call of a fused operator. `get_old` returns the contents of a tensor before the call."""
-    if name in PRODUCTS:
-        return _decompose_product(name, args, kwargs, outputs[0], get_old)
     if name == "native_dropout":
         return _decompose_dropout(args, outputs)
     arguments = bind_arguments(func, args, kwargs)
-    kind = BY_CODE.get(arguments["norm"])  # None without a norm
-    y, z = _find_outputs(name, arguments, outputs)
-    residual, branch = arguments["residual"], arguments["branch"]
-    steps: list[Step] = []
-
-    def step(name: str, part: str, output: Tensor, *inputs: Tensor, numbers: tuple[Any, ...] = ()) -> Tensor:
-        func = getattr(torch, name, torch.ones)  # noise is never computed again
-        steps.append(Step(name, func, (*inputs, *numbers), ((part, output),)))
-        return output
-
+    old = {id(t): get_old(t) for t in arguments.values() if isinstance(t, Tensor)}
     with torch.no_grad():
-        if branch is not None:
-            wide = torch.float64 if residual.dtype == torch.float64 else torch.float32
-            old = {id(residual): get_old(residual), id(branch): get_old(branch)}
-
-            def value(t: Tensor) -> Tensor:
-                return old.get(id(t), t).detach().to(wide)
-
-            def times(t: Tensor, factor: Tensor | float | None, part: str) -> Tensor:
-                if isinstance(factor, Tensor):
-                    return step("mul", part, value(t) * factor.detach().to(wide), t, factor)
-                return t if factor in (None, 1.0) else step("mul", part, value(t) * factor, t, numbers=(factor,))
-
-            stream = times(residual, arguments.get("residual_factor"), "a")
-            stream = times(stream, arguments.get("residual_scale"), "a_scale")
-            write = branch
-            if (bias := arguments.get("branch_bias")) is not None:
-                write = step("add", "branch", value(write) + bias.detach().to(wide), write, bias)
-            if p := arguments.get("dropout_p", 0.0):
-                keep = philox.keep_scale(tuple(branch.shape), p, arguments["seed"], arguments["offset"], wide)
-                write = times(write, step("noise", "keep", keep), "dropped")
-            write = times(write, arguments.get("layer_scale"), "layer_scale")
-            if (rows := arguments.get("row_scale")) is not None:
-                column = step("unsqueeze", "rows", rows.detach()[..., None], rows, numbers=(-1,))
-                write = times(write, column, "row_scale")
-            write = times(write, arguments.get("branch_factor"), "b")
-            if z is None:
-                z = (value(stream) + value(write)).to(arguments.get("residual_dtype") or residual.dtype)
-            residual = step("add", "z", z, stream, write)
-        if kind is not None and y is not None:
-            weight, offset = arguments["weight"], arguments.get("weight_offset", 0.0)
-            if weight is not None and offset:
-                weight = step("add", "weight", weight.detach().double() + offset, weight, numbers=(offset,))
-            options = {"weight": weight, "bias": arguments["bias"], "eps": arguments["eps"]}
-            steps.append(Step(KINDS[kind].operators[0], partial(torch_norm, kind), (residual,), (("y", y),), options))
-    return steps
+        if name in PRODUCTS:  # beta * x + alpha * (a @ b)
+            x, a, b = args[:3]
+            build = _Steps(outputs[0].dtype, old)
+            product = build.multiply(build.add(PRODUCTS[name], "product", a, b), arguments["alpha"], "branch")
+            build.add("add", "z", build.multiply(x, arguments["beta"], "a"), product, output=outputs[0])
+            return build
+        return _decompose_add_norm(name, arguments, outputs, old)
 
 
-def _decompose_product(
-    name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, get_old: Callable[[Tensor], Tensor]
+def _decompose_add_norm(
+    name: str, arguments: dict[str, Any], outputs: Sequence[Tensor], old: Mapping[int, Tensor]
 ) -> list[Step]:
-    """Return the steps of beta * x + alpha * (a @ b)."""
-    x, a, b = args[:3]
-    beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-    with torch.no_grad():
-        product = PRODUCTS[name](get_old(a).detach(), get_old(b).detach())
-        bare = name.replace("add", "").replace("bbmm", "bmm")
-        steps = [Step(bare, PRODUCTS[name], (a, b), (("product", product),))]
-        stream = x
-        if alpha != 1:
-            branch = product * alpha
-            steps.append(Step("mul", torch.mul, (product, alpha), (("branch", branch),)))
-            product = branch
-        if beta != 1:
-            stream = get_old(x).detach() * beta
-            steps.append(Step("mul", torch.mul, (x, beta), (("a", stream),)))
-    return [*steps, Step("add", torch.add, (stream, product), (("z", out),))]
+    """Return the steps of an operator of this library."""
+    y, z = _find_outputs(name, arguments, outputs)
+    total, write = arguments["residual"], arguments["branch"]
+    build = _Steps(torch.float64 if total.dtype == torch.float64 else torch.float32, old)
+    if write is not None:
+        stream = build.multiply(total, arguments.get("residual_factor"), "a")
+        stream = build.multiply(stream, arguments.get("residual_scale"), "a_scale")
+        if (bias := arguments.get("branch_bias")) is not None:
+            write = build.add("add", "branch", write, bias)
+        if p := arguments.get("dropout_p"):
+            keep = philox.keep_scale(tuple(write.shape), p, arguments["seed"], arguments["offset"], build.dtype)
+            write = build.multiply(write, build.add("noise", "keep", output=keep), "dropped")
+        write = build.multiply(write, arguments.get("layer_scale"), "layer_scale")
+        if (rows := arguments.get("row_scale")) is not None:
+            write = build.multiply(write, build.add("unsqueeze", "rows", rows, -1), "row_scale")
+        write = build.multiply(write, arguments.get("branch_factor"), "b")
+        if z is None:
+            z = (build.read(stream) + build.read(write)).to(arguments.get("residual_dtype") or total.dtype)
+        total = build.add("add", "z", stream, write, output=z)
+    kind = BY_CODE.get(arguments["norm"])  # None without a norm
+    if kind is not None and y is not None:
+        weight, offset = arguments["weight"], arguments.get("weight_offset")
+        if weight is not None and offset:
+            weight = build.add("add", "weight", weight, offset)
+        options = {"weight": weight, "bias": arguments["bias"], "eps": arguments["eps"]}
+        norm = partial(torch_norm, kind)
+        build.append(Step(KINDS[kind].operators[0], norm, (total,), (("y", y),), options))
+    return build
 
 
 def _decompose_dropout(args: Sequence[Any], outputs: Sequence[Tensor]) -> list[Step]:
@@ -142,6 +142,6 @@ def _find_outputs(
     """Return the outputs y and z; None in place of an output that was not requested."""
     if "out" in name:
         return arguments["y"], arguments["z"]
-    y = outputs[0]
-    z = outputs[1] if len(outputs) > 1 else None
-    return (y if y.numel() or not arguments["residual"].numel() else None), (z if z is not None and z.numel() else None)
+    is_empty = not arguments["residual"].numel()
+    y, z, *_ = (*(t if t.numel() or is_empty else None for t in outputs), None)
+    return y, z
