@@ -54,7 +54,7 @@ class StreamDecomposition(Decomposition):
         self._names = {id(site.sublayer): site.id for site in stream.sites}
         if reason := find_step_obstacle(chain, ("constant", "learned", "mask", "noise", "guard")):
             raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
-        self._states = [state.tensor.detach().double() for state in chain.states()]
+        self._states = [state.exact for state in chain.states()]
         self._layouts = [stream.layout.of(state) for state in chain.states()]
         ids, depth = [site.id for site in stream.sites], len(chain.adds)
         super().__init__(stream.name, format_count(depth, "add"), depth, ids, find_tolerance(chain))
@@ -131,7 +131,7 @@ class StreamDecomposition(Decomposition):
         parts, expected = self.components(), None
         for norm in self._chain.final_norms:
             parts = propagate_through(norm, parts)
-            y = norm.y.tensor.detach().double()
+            y = norm.y.exact
             layout = self.stream.layout.of(norm.y)
             y = y if layout is None else layout.move_features_last(y)
             expected = y.reshape(parts["x_0"].shape) if y.numel() == parts["x_0"].numel() else None

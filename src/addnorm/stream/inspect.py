@@ -38,7 +38,7 @@ from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import Flow
 from addnorm.stream.dataflow.observers import Editor
-from addnorm.stream.dataflow.simplification import remove_redundant_moves, remove_saved_copies
+from addnorm.stream.dataflow.simplification import simplify
 from addnorm.stream.dataflow.state import UNINITIALIZED, find_tensors
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules
 from addnorm.stream.find import naming
@@ -214,8 +214,7 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
 
 def find_repeated_program(flow: Flow) -> Program | None:
     """Return the residual program of a second run of a model; None if its equations differ from the run's values."""
-    remove_saved_copies(flow)
-    remove_redundant_moves(flow)
+    simplify(flow)
     find_norms(flow)
     return find_program(flow)
 
@@ -277,8 +276,7 @@ def to_float64(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any
 
 def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = None) -> Inspection:
     """Build the inspection of `flow`, a run of `model`. If `model` is a copy, `target` is the model of the user."""
-    remove_saved_copies(flow)
-    remove_redundant_moves(flow)
+    simplify(flow)
     norms = find_norms(flow)
     adds = find_chains(flow, norms)
     chains = [place_chain(chain) for chain in adds.chains]

@@ -86,8 +86,9 @@ class TokenMask:
         mask = self.mask
         if mask.dim() == 2 and mask.shape != sizes and mask.T.shape == sizes:
             mask = mask.T
-        order = layout.sort_tokens(torch.arange(math.prod(shape)).reshape(tuple(shape)), has_features=False)
-        assert order is not None
+        numbers = layout.sort_tokens(torch.arange(math.prod(shape)).reshape(*shape, 1))
+        assert numbers is not None
+        order = numbers[..., 0]
         fitting = {_drop_ones(fit) for fit in (sizes, order.shape, (math.prod(sizes),))}
         is_grid = mask.dim() > 2 and mask.shape[0] == sizes[0] and mask.numel() == math.prod(sizes)
         if _drop_ones(mask.shape) not in fitting and not (is_grid and len(order.shape) == 2):  # of an image, in rows
@@ -148,7 +149,7 @@ class Tokens:
         if rows is None:
             return None
         if mask is not None:
-            ordered = self.layout.sort_tokens(mask.reshape(self.t.shape[:-1]), has_features=False)
+            ordered = self.layout.sort_tokens(mask.reshape(*self.t.shape[:-1], 1))
             assert ordered is not None
             mask = ordered.reshape(-1)
         return Tokens(rows, mask, self.layout)

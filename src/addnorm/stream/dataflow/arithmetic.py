@@ -79,9 +79,19 @@ def strip_views(value: Value) -> Value:
     return value
 
 
+def strip_norm(value: Value) -> Value:
+    """Return the value of which `value` is the norm; itself if it is no norm."""
+    return value if value.norm is None else strip_views(value.norm.x)
+
+
 def is_view(op: Op) -> bool:
     """Return whether an operator returns a view, a copy or a cast, or adds zero."""
     return strip_views(op.outputs[0]) is not op.outputs[0]
+
+
+def list_views(value: Value) -> Iterator[Value]:
+    """Yield a value and the later views of it."""
+    return walk([value], lambda v: [out for op in v.users for out in op.outputs[:1] if is_view(op)])
 
 
 def _adds_zero(op: Op) -> bool:
@@ -91,12 +101,12 @@ def _adds_zero(op: Op) -> bool:
 
 def is_move(op: Op) -> bool:
     """Return whether an operator only moves elements: a view, a cut or a join."""
-    return not op.traits.isdisjoint(("cut", "join", "view"))
+    return bool(op.traits & {"cut", "join", "view"})
 
 
 def find_moved(op: Op) -> Value | None:
     """Return the input of a view or a cut; None for other operators."""
-    return op.inputs[0] if op.inputs and not op.traits.isdisjoint(("cut", "view")) else None
+    return op.inputs[0] if "cut" in op.traits or is_view(op) else None
 
 
 def list_joined(op: Op) -> list[Value]:
@@ -119,8 +129,6 @@ def list_carried(value: Value) -> list[Value]:
     op = value.op
     if op is None or value.norm is not None:
         return []
-    if is_view(op):
-        return op.inputs[:1]
     if (moved := find_moved(op)) is not None:
         return [moved]
     product = match_factor(op)
@@ -132,7 +140,7 @@ def is_ancestor(value: Value, later: Value, without: Set[Op] = frozenset()) -> b
     target = strip_views(value)
 
     def follow(v: Value) -> list[Value]:
-        return v.op.inputs if v.op is not None and v.index >= target.index and v.op not in without else []
+        return v.inputs if v.index >= target.index and v.op not in without else []
 
     return any(v is value or v is target for v in walk([later], follow))
 
@@ -140,8 +148,10 @@ def is_ancestor(value: Value, later: Value, without: Set[Op] = frozenset()) -> b
 # Sums.
 
 
-def match_terms(op: Op) -> tuple[Term, Term] | None:
+def match_terms(op: Op | None) -> tuple[Term, Term] | None:
     """Return the operands of an add of two tensors; None for other operators."""
+    if op is None:
+        return None
     args = op.args
     tensors = [a for a in args if isinstance(a, Value)]
     if op.name in ("add", "sub", "rsub") and len(tensors) == 2:
@@ -165,7 +175,7 @@ def match_terms(op: Op) -> tuple[Term, Term] | None:
 
 def pair_terms(op: Op | None) -> list[tuple[Term, Term]]:
     """Return the operands of an add of two tensors in both orders, [(p, q), (q, p)]; an empty list for other operators."""
-    terms = match_terms(op) if op is not None else None
+    terms = match_terms(op)
     return [] if terms is None else [terms, terms[::-1]]
 
 
@@ -178,8 +188,10 @@ def find_summed_stack(op: Op) -> Op | None:
 # Factors.
 
 
-def match_factor(op: Op) -> tuple[Value, Factor] | None:
+def match_factor(op: Op | None) -> tuple[Value, Factor] | None:
     """Return the input that an operator multiplies and the factor; None for other operators."""
+    if op is None:
+        return None
     args = op.args
     if op.name == "neg":
         return args[0], Factor("constant", -1.0, None, op)
@@ -216,10 +228,9 @@ def trace_constants(value: Value, number: float) -> Iterator[tuple[Value, float]
     """Yield the values of which `number * value` is a constant multiple, the nearest first, each with the factor."""
     while True:
         yield value, number
-        op = value.op
-        product = match_factor(op) if op is not None and value.norm is None else None
-        if op is not None and "copy" in op.traits and op.inputs and op.inputs[0].shape == value.shape:
-            value = op.inputs[0]
+        product = match_factor(value.op) if value.norm is None else None
+        if "copy" in value.traits and value.inputs and value.inputs[0].shape == value.shape:
+            value = value.inputs[0]
         elif product is not None and product[1].kind == "constant":
             value, number = product[0], number * product[1].number
         else:
@@ -241,19 +252,14 @@ def is_scale(scale: Value, value: Value) -> bool:
     if not value.shape or not torch.is_floating_point(value.tensor):
         return False
     if scale.kind & DATA:  # a token mask depends on the inputs only; a gate depends on parameters too
-        return not scale.kind & PARAMETER and (scale.shape[-1:] in ((), (1,)) or _is_shared_by_channels(scale, value))
+        is_shared = len(scale.shape) == len(value.shape) > 2 and scale.shape[1] == 1 < value.shape[1]  # by the channels
+        return not scale.kind & PARAMETER and (is_shared or scale.shape[-1:] in ((), (1,)))
     if not scale.kind and scale.shape[-1:] == (1,):  # a constant for each token
         return True
     # a vector over the channels, if they are not in the last dimension
     if sum(n > 1 for n in scale.shape) == 1 < len(value.shape) and scale.shape[-1:] == (1,):
-        return bool(scale.kind & PARAMETER) and len(scale.shape) <= len(value.shape)
+        return len(scale.shape) <= len(value.shape)
     return scale.tensor.numel() in (1, value.shape[-1]) and scale.shape[-1:] in ((), (1,), value.shape[-1:])
-
-
-def _is_shared_by_channels(scale: Value, value: Value) -> bool:
-    """Return whether a factor of `(B, d, T)` has size 1 in dimension 1, which may be the features."""
-    shape, of_value = scale.shape, value.shape
-    return len(shape) == len(of_value) > 2 and shape[1] == 1 < of_value[1]
 
 
 def _classify_scale(scale: Value) -> str:

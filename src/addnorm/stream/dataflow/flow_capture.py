@@ -139,7 +139,7 @@ class FlowCapture(InnerOperatorMode):
         while self._edits:
             self._edits.pop(0)()
         if types and has_wrappers(types):
-            return self._run_wrapped(func, types, args, kwargs)
+            return self._run_wrapped(func, args, kwargs)
         if self.depth and computes_shapes((args, kwargs)):
             return func(*args, **kwargs)
         name = operator_name(func)
@@ -147,7 +147,8 @@ class FlowCapture(InnerOperatorMode):
             return func(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         in_fsdp = self._has_fsdp and runs_in_fsdp()
-        if in_fsdp and not any(self._depends_on_data(x) for x in leaves):
+        known = (self._memory.value(x) for x in leaves if isinstance(x, Tensor) and x in self._memory)
+        if in_fsdp and not any(value.kind & DATA for value in known):
             return func(*args, **kwargs)
         values = [self._memory.value(x) if isinstance(x, Tensor) else x for x in leaves]
         values_args, values_kwargs = pytree.tree_unflatten(values, structure)
@@ -162,13 +163,7 @@ class FlowCapture(InnerOperatorMode):
                 self._copy_small(value)
         out = func(*args, **kwargs)
         inputs = _find_dependencies(name, func, values_args, values_kwargs)
-        if (
-            in_fsdp
-            and name in ("view", "alias", "detach")
-            and inputs
-            and isinstance(out, Tensor)
-            and inputs[0].shape == tuple(out.shape)
-        ):
+        if in_fsdp and name in ("view", "alias", "detach") and inputs[0].shape == tuple(out.shape):
             self._memory.bind(out, inputs[0])
             return out
         ordinal = UNCOUNTED if in_fsdp else frame.count(name)
@@ -183,16 +178,15 @@ class FlowCapture(InnerOperatorMode):
         for tensor in written:
             if tensor in self._memory:
                 self._memory.record_write(tensor)
-        first = find_first(out)
-        if first is not None:
-            changes = [editor for editor in self._editors if editor.op.address == op.address]
-            self._edits += [partial(self._add_edit, editor, op, first) for editor in changes]
+        for editor in self._editors:
+            if editor.op.address == op.address and (first := find_first(out)) is not None:
+                self._edits.append(partial(self._add_edit, editor, op, first))
         return out
 
-    def _run_wrapped(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _run_wrapped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on wrappers, and add the operators on their inner tensors to the flow."""
         before = len(self.flow.ops)
-        out = self.run_wrapped(func, types, args, kwargs)
+        out = self.run_wrapped(func, args, kwargs)
         self.outer.clear()
         frame = self.frames.current
         new = [t for t in find_tensors_of(out) if t not in self._memory]
@@ -205,9 +199,6 @@ class FlowCapture(InnerOperatorMode):
         )
         self._add(op, [*enumerate(new)], CONSTANT)
         return out
-
-    def _depends_on_data(self, x: Any) -> bool:
-        return isinstance(x, Tensor) and x in self._memory and bool(self._memory.value(x).kind & DATA)
 
     def _copy_small(self, value: Value) -> None:
         """Copy a small parameter, whose memory may be freed before it is read."""

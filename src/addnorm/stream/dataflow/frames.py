@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,7 +56,7 @@ class Frames:
         self.model = model
         self.paths = {id(module): path for path, module in model.named_modules()}
         self.current: Frame | None = None
-        self._calls: dict[str, int] = {}
+        self._calls = Counter[str]()
         self._stack: list[Frame] = []
 
     def start(self) -> None:
@@ -70,18 +71,13 @@ class Frames:
 
     def enter(self, module: nn.Module) -> None:
         """Track the start of a call."""
-        if self.is_paused:
+        path, current = self.paths.get(id(module)), self.current
+        if path is None or current is None or self.is_paused:
             return
-        path = self.paths.get(id(module))
-        if path is None or (path == "" and not self._stack):  # the model itself has its frame already
-            if path == "" and self.current is not None:
-                self._stack.append(self.current)
-            return
-        call = self._calls.get(path, 0)
-        self._calls[path] = call + 1
-        if self.current is not None:
-            self._stack.append(self.current)
-            self.current = Frame(path, call, self.current)
+        if path or self._stack:  # the model itself has its frame already
+            self.current = Frame(path, self._calls[path], current)
+            self._calls[path] += 1
+        self._stack.append(current)
 
     def leave(self, module: nn.Module) -> None:
         """Track the end of a call that returned or raised."""

@@ -82,6 +82,21 @@ class Value:
     def __post_init__(self) -> None:
         self.shape = tuple(self.tensor.shape)
 
+    @property
+    def exact(self) -> Tensor:
+        """The contents in float64, for arithmetic whose round-off does not count."""
+        return self.tensor.detach().double()
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The inputs of the operator; empty for values from before the run."""
+        return self.op.inputs if self.op is not None else []
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """The traits of the operator; empty for values from before the run."""
+        return self.op.traits if self.op is not None else frozenset()
+
     def __repr__(self) -> str:
         return f"<{self.op.name if self.op else self.name or 'input'} {self.index} {self.shape}>"
 
@@ -101,7 +116,7 @@ class Op:
         line: file and line of the model's source that ran the operator, as in "model.py:12".
         origin: if this operator is a step of a fused operator, the name of the fused operator; otherwise `name`.
         outputs: the values that the operator computed.
-        norms: the norms of which the operator is a step, set by `find_norms`.
+        norms: the norms of which the operator is a step, set by `find_norms`; the first one that ends comes first.
         traits: what the operator does, as words of the table in operators.py.
         whole: if this operator is a step of a fused operator, the fused operator, which is not in the flow; otherwise None.
         note: why the equation registered for this operator is not used; empty if there is none, or for its steps.
@@ -204,11 +219,9 @@ def find_ops_between(x: Value, y: Value, without: Set[Op] = frozenset()) -> list
     """Return the operators on the paths from x to y that avoid the operators in `without`, in the order in which they ran."""
 
     def follow(value: Value) -> list[Value]:
-        is_inside = value is not x and value.op is not None and value.index > x.index and value.op not in without
-        return value.op.inputs if value.op is not None and is_inside else []
+        return value.inputs if value is not x and value.index > x.index and value.op not in without else []
 
-    values = walk([y], follow)
-    back = {value.op for value in values if value.op is not None and follow(value)}
+    back = {value.op for value in walk([y], follow) if value.op is not None and follow(value)}
     reached, ops = {x}, []
     for op in sorted(back, key=lambda op: op.index):
         if not reached.isdisjoint(op.inputs):

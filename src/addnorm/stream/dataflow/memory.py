@@ -165,20 +165,15 @@ class Memory:
                 since.append(write)
         if not since:
             return value
-        is_whole = since[-1].region == region
-        inputs = [write.value for write in reversed(since)]
-        last = since[0].value.op
+        own = _Write(region, value, _get_layout(tensor))
+        parts = [*([] if since[-1].region == region else [own]), *reversed(since)]
+        last = parts[-1].value.op
         assert last is not None
-        if is_whole and len(inputs) == 1:
-            new = self._add_alias(tensor, inputs[0], since[0].layout)
+        if len(parts) == 1:
+            new = self._add_alias(tensor, parts[0].value, parts[0].layout)
         else:
-            own = region.start, _get_layout(tensor)
-            places = [
-                *([] if is_whole else [own]),
-                *((write.region.start, write.layout) for write in reversed(since)),
-                own,
-            ]
-            new = self._add_write("write_into", tensor, inputs if is_whole else [value, *inputs], last, tuple(places))
+            places = tuple((part.region.start, part.layout) for part in (*parts, own))
+            new = self._add_write("write_into", tensor, [part.value for part in parts], last, places)
         self.bind(tensor, new)
         return new
 

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from addnorm._util.torch_internals import has_dispatch_mode, hook_this_thread
 from addnorm.stream.dataflow import fused_ops, registered_ops
+from addnorm.stream.dataflow.arithmetic import list_views
 from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, exclusive, force_eager
 from addnorm.stream.dataflow.graph import UNCOUNTED, Address, Frame, Op, Value
 from addnorm.stream.dataflow.memory import disable_modes
@@ -115,7 +116,7 @@ class ObserverMode(InnerOperatorMode):
                 self.note_wrappers((args, kwargs))
             self.run_deferred()
         if types and has_wrappers(types):
-            out = self.run_wrapped(func, types, args, kwargs)
+            out = self.run_wrapped(func, args, kwargs)
             if not self.deferred:
                 self.outer.clear()
             return out
@@ -130,13 +131,12 @@ class ObserverMode(InnerOperatorMode):
             for editor in editors:
                 args, kwargs = editor(func, args, kwargs)
         self._visited[address] = frame
-        copies: dict[int, Tensor] = {}
         has_steps = fused_ops.is_fused(name, args) or (
             registered_ops.find_equation(name) is not None and any(isinstance(k, str) for k in observers)
         )
-        if func._schema.is_mutable and has_steps:
-            with disable_modes():
-                copies = {id(t): t.detach().clone() for t in find_written(func, args, kwargs)}
+        with disable_modes():
+            written = find_written(func, args, kwargs) if has_steps else []
+            copies = {id(t): t.detach().clone() for t in written}
         out = func(*args, **kwargs)
         result = args[0] if name == WAIT else out  # the same memory, which the wrapper has
 
@@ -177,11 +177,10 @@ def _name_outputs(
         def get_old(tensor: Tensor) -> Tensor:
             return contents.get(id(tensor), tensor)
 
-        with disable_modes():
-            if fused_ops.is_fused(name, args):
-                steps = fused_ops.decompose_fused(name, func, args, kwargs, returned, get_old)
-            else:
-                steps = registered_ops.expand(func, args, kwargs, returned, get_old, proven=False).steps
+        if fused_ops.is_fused(name, args):
+            steps = fused_ops.decompose_fused(name, func, args, kwargs, returned, get_old)
+        else:
+            steps = registered_ops.expand(func, args, kwargs, returned, get_old, proven=False).steps
     return {**{part: t for step in steps for part, t in step.outputs}, **dict(enumerate(returned))}
 
 
@@ -374,18 +373,6 @@ def find_observable(value: Value) -> Value:
     while value.op is not None and value.op.ordinal == UNCOUNTED and value.op.inputs:
         value = value.op.inputs[0]
     if value.op is not None and value.op.name.startswith(COLLECTIVE) and value.op.name != WAIT:
-        value = _find_wait(value) or value
+        waits = (op.outputs[0] for view in list_views(value) for op in view.users if op.name == WAIT)
+        value = next(waits, value)
     return value
-
-
-def _find_wait(value: Value) -> Value | None:
-    """Return the output of the operator that waits for collective `value`; None if there is none.
-
-    It is found directly or through views of the value.
-    """
-    for op in value.users:
-        if op.name == WAIT:
-            return op.outputs[0]
-        if "view" in op.traits and op.outputs and (found := _find_wait(op.outputs[0])) is not None:
-            return found
-    return None

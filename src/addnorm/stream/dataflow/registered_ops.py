@@ -193,12 +193,7 @@ BUILT_IN: list[tuple[Key, Key | None, float, str]] = [
     ("input", "residual", 0.0, "_C::fused_add_rms_norm sgl_kernel::fused_add_rmsnorm* flashinfer::fused_add_rmsnorm"),
     ("input", "residual", 1.0, "sgl_kernel::gemma_fused_add_rmsnorm* flashinfer::gemma_fused_add_rmsnorm"),
     (0, None, 0.0, "sgl_kernel::rmsnorm_cpu vllm_ir::rms_norm vllm::rocm_aiter_rms_norm npu::npu_rms_norm"),
-    (
-        0,
-        None,
-        0.0,
-        "*::apply_rms_norm *::dropout_add_ln_fwd",
-    ),  # rmsnorm and layer-norm of the hub, whose namespaces have a hash
+    (0, None, 0.0, "*::apply_rms_norm *::dropout_add_ln_fwd"),  # of the hub, whose namespaces have a hash
     (0, None, 1.0, "sgl_kernel::gemma_rmsnorm_cpu _C_ascend::npu_gemma_rms_norm"),
     (0, 1, 0.0, "vllm_ir::fused_add_rms_norm vllm::rocm_aiter_rmsnorm2d_fwd_with_add"),
     (0, 2, 0.0, "npu::npu_add_rms_norm"),

@@ -35,11 +35,7 @@ def replay_op(op: Op, value: Tensor) -> Tensor:
     if factor.kind == "guard":
         others = {v: v.tensor.double() if v.tensor.is_floating_point() else v.tensor for v in op.inputs}
         return run_op(op, {**others, source: value})[0]
-    if factor.value is not None:
-        return value * factor.value.tensor.detach().double()
-    if factor.kind == "constant":
-        return value * factor.number
-    return value
+    return value * (factor.number if factor.value is None else factor.value.exact)
 
 
 def run_op(op: Op, values: Mapping[Value, Tensor], fill: float | None = None) -> list[Tensor]:
@@ -62,11 +58,10 @@ def run_op(op: Op, values: Mapping[Value, Tensor], fill: float | None = None) ->
         return values[value].clone() if value in values else torch.empty(value.shape, dtype=torch.float64)
 
     args, kwargs = pytree.tree_map_only(Value, get, (op.args, op.kwargs))
-    wide = {
-        name: torch.float64 if dtype.is_floating_point else dtype
-        for name, dtype in kwargs.items() if isinstance(dtype, torch.dtype)
+    kwargs = {
+        name: torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+        for name, value in kwargs.items() if name != "device"
     }  # fmt: skip
-    kwargs = {name: value for name, value in {**kwargs, **wide}.items() if name != "device"}
     if fill is not None:
         names = [argument.name for argument in op.func._schema.arguments]  # type: ignore[attr-defined]  # of an OpOverload
         args = [
@@ -136,7 +131,7 @@ def recompute(target: Value, known: Mapping[Value, Tensor]) -> Tensor:
     """
 
     def follow(value: Value) -> list[Value]:
-        return [] if value.op is None or value in known else value.op.inputs
+        return [] if value in known else value.inputs
 
     values = dict(known)
     ops = {value.op for value in walk([target], follow) if value.op is not None and value not in known}

@@ -20,7 +20,13 @@ from addnorm.stream.dataflow.graph import DATA, Flow, Value
 from addnorm.stream.dataflow.replay import run_op
 
 
-def remove_saved_copies(flow: Flow) -> None:
+def simplify(flow: Flow) -> None:
+    """Remove unused copies and values that are equal to earlier ones from a run."""
+    _remove_saved_copies(flow)
+    _remove_redundant_moves(flow)
+
+
+def _remove_saved_copies(flow: Flow) -> None:
     """Remove unused `detach` operators from `Value.users`. Autograd runs them when it saves values for the backward."""
     returned = flow.list_results()
     for op in flow.ops:
@@ -29,7 +35,7 @@ def remove_saved_copies(flow: Flow) -> None:
                 value.users = [user for user in value.users if user is not op]
 
 
-def remove_redundant_moves(flow: Flow) -> None:
+def _remove_redundant_moves(flow: Flow) -> None:
     """Replace values that are equal to earlier ones by construction, in all operators and in the result."""
     labels: dict[Value, Tensor] = {}
     alike: dict[Hashable, list[Value]] = {}

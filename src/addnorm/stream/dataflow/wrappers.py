@@ -209,7 +209,7 @@ class InnerOperatorMode(TorchDispatchMode):
         self.depth = 0
         self._passes_on = False
 
-    def run_wrapped(self, func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
+    def run_wrapped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on wrappers, so that the mode sees the operators on their inner tensors.
 
         The mode calls the operator again and returns NotImplemented for this second call. Torch then calls the operator of the

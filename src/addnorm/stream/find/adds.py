@@ -12,7 +12,7 @@ A *state* of a stream is one of its values over depth: x_0, the sum of an add, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from addnorm.stream.dataflow.arithmetic import (
@@ -23,6 +23,7 @@ from addnorm.stream.dataflow.arithmetic import (
     match_factor,
     match_terms,
     pair_terms,
+    strip_norm,
     strip_views,
 )
 from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value, find_ops_between
@@ -194,37 +195,29 @@ def _match_beside(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
 
 def _match_continued(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
     """Match (x + f(x)) + g(x) with parallel sublayers, (x + f(x)) + bias, or a state plus an injection."""
-    state, write, out = _find_state(p, adds), Write(trace_origin(q)), op.outputs[0]
+    state, path, out = _find_state(p, adds), trace_origin(q), op.outputs[0]
     if state is None:
         part = trace_origin(p)
-        if part.source.op is not None and "cut" in part.source.op.traits and _find_moved_state(part.source, adds):
-            return Add(part.source, out, part, [Write(write.path, "injection")], is_cut=True)
+        if "cut" in part.source.traits and _find_moved_state(part.source, adds):
+            return Add(part.source, out, part, [Write(path, "injection")], is_cut=True)
         return None
-    partial = adds.get(state.source)
-    if partial is not None and is_ancestor(partial.x, q.value) and len(set(state.source.users)) == 1:
-        partial.is_partial = True
-        is_single = [part.role for part in partial.writes] == ["branch"]
-        later = _find_state(partial.writes[0].path.terms[0], adds) if is_single else None
-        if later is not None and is_ancestor(later.source, q.value):  # (x + the layer's input) + f(x)
-            skip = Write(join_paths(partial.residual_path, state), "skip")
-            return Add(later.source, out, join_paths(later, state), [write, skip])
-        return Add(partial.x, out, join_paths(partial.residual_path, state), [*_extend(partial, state), write])
-    # (x + f(x)) + bias
-    if _is_bias(q.value, out) and partial is not None and not partial.is_cut and _is_only_used_by(op, state):
-        partial.is_partial = True
-        writes = [*_extend(partial, state), Write(write.path, "bias")]
-        residual = join_paths(partial.residual_path, state)
-        return Add(partial.x, out, residual, writes, branch_input=partial.branch_input)
-    return Add(state.source, out, state, [Write(write.path, "injection")])
+    if (partial := adds.get(state.source)) is not None:
+        residual, writes = join_paths(partial.residual_path, state), _extend(partial, state)
+        if is_ancestor(partial.x, q.value) and len({*state.source.users}) == 1:
+            partial.is_partial = True
+            is_single = [write.role for write in writes] == ["branch"]
+            later = _find_state(partial.writes[0].path.terms[0], adds) if is_single else None
+            if later is not None and is_ancestor(later.source, q.value):  # (x + the layer's input) + f(x)
+                return Add(later.source, out, join_paths(later, state), [Write(path), Write(residual, "skip")])
+            return Add(partial.x, out, residual, [*writes, Write(path)])
+        if _is_bias(q.value, out) and not partial.is_cut and _is_only_used_by(op, state):  # (x + f(x)) + bias
+            partial.is_partial = True
+            writes.append(Write(path, "bias"))
+            return Add(partial.x, out, residual, writes, branch_input=partial.branch_input)
+    return Add(state.source, out, state, [Write(path, "injection")])
 
 
-MATCHERS: tuple[Callable[[Op, Term, Term, Adds], Add | None], ...] = (
-    _match_again,
-    _match_regular,
-    _match_shifted,
-    _match_beside,
-    _match_continued,
-)
+MATCHERS = (_match_again, _match_regular, _match_shifted, _match_beside, _match_continued)
 
 
 def _extend(add: Add, path: Path) -> list[Write]:
@@ -261,7 +254,7 @@ def _find_state(term: Term, adds: Adds) -> Path | None:
 
 def _find_add(value: Value, adds: Mapping[Value, Add]) -> Add | None:
     """Return the add whose sum is `value`, or whose normalized sum is `value`; None if there is none."""
-    return adds.get(value) or (adds.get(strip_views(value.norm.x)) if value.norm is not None else None)
+    return adds.get(value) or adds.get(strip_norm(value))
 
 
 def _continues_from(state: Value, earlier: Value, adds: Adds) -> bool:
@@ -276,10 +269,9 @@ def _find_root(value: Value) -> Value:
     """Return the earliest value of which `value` is a multiple, or a sum of multiples."""
     while True:
         value = strip_views(value)
-        op = value.op
-        if op is None or value.norm is not None:
+        product, terms = match_factor(value.op), match_terms(value.op)
+        if value.norm is not None:
             return value
-        product, terms = match_factor(op), match_terms(op)
         if product is not None:
             value = product[0]
         elif terms is not None and len({trace_origin(term).source for term in terms}) == 1:
@@ -293,9 +285,9 @@ def _trace_wholes(value: Value) -> Iterator[Value]:
     while True:
         value = strip_views(value)
         yield value
-        if value.op is None or "cut" not in value.op.traits or value.op.inputs[0].shape[-1:] != value.shape[-1:]:
+        if "cut" not in value.traits or value.inputs[0].shape[-1:] != value.shape[-1:]:
             return
-        value = value.op.inputs[0]
+        value = value.inputs[0]
 
 
 def _find_whole(value: Value) -> Value:
@@ -324,7 +316,7 @@ def _link_previous(add: Add, adds: Adds) -> None:
             value = source.norm.x
         elif (part := _find_token_source(source, adds, reasons)) is not None:
             add.changes_tokens, value = True, part
-        elif source.op is not None and (product := match_factor(source.op)) is not None:
+        elif (product := match_factor(source.op)) is not None:
             value, factor = product
             (add.early_factors if add.norms else add.late_factors).append(factor)
         elif source is not (root := _find_root(source)):
@@ -339,10 +331,8 @@ def _find_token_source(value: Value, adds: Adds, reasons: list[str]) -> Value | 
 
     Texts about steps that no `Row` expresses are appended to `reasons`.
     """
-    op = value.op
-    if op is None:
-        return None
-    parts = [v for v in (op.inputs[:1] if "cut" in op.traits else list_joined(op)) if v.shape[-1:] == value.shape[-1:]]
+    moved = value.inputs[:1] if "cut" in value.traits else list_joined(value.op) if value.op is not None else []
+    parts = [v for v in moved if v.shape[-1:] == value.shape[-1:]]
     states = {part: state for part in parts if (state := _find_moved_state(part, adds)) is not None}
     ends = {part: end for part, state in states.items() if (end := _find_add(state, adds)) is not None}
     last = max(ends, key=lambda part: states[part].index, default=None)

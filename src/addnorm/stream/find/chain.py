@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from addnorm.stream.dataflow.arithmetic import Factor, is_ancestor, strip_views, trace_constants
+from addnorm.stream.dataflow.arithmetic import Factor, is_ancestor, strip_norm, strip_views, trace_constants
 from addnorm.stream.dataflow.graph import Flow, Op, Value, find_ops_between, walk
 from addnorm.stream.find.adds import Add, find_adds, has_mixing_branch
 from addnorm.stream.find.next_norms import NextNorm, Regions, find_pooled_norm, list_next_norms, select_norm
@@ -34,8 +34,7 @@ class Chain:
         sublayers: the sublayers of each add.
         norms_out: the norms of the sum of each add (N_out), in the order in which they are applied.
         final_norms: the other norms after the last add.
-        last_factors: the factors between the last add and its own norm.
-        final_factors: the factors between the last add and the final norm, if the add has no norm of its own.
+        end_factors: the factors between the last add and the norm after it.
         dual_adds: the adds of a second stream that has the same writes (ResiDual), and the add that sums both streams.
         has_other_norms: whether several norms read the same tokens at the end of the stream and lead to the model's output.
         next_norm: the first final norm, with the tokens that it reads.
@@ -47,8 +46,7 @@ class Chain:
     sublayers: list[list[Sublayer]]
     norms_out: list[list[Norm]]
     final_norms: list[Norm]
-    last_factors: list[Factor]
-    final_factors: list[Factor]
+    end_factors: list[Factor]
     dual_adds: list[Add]
     has_other_norms: bool
     next_norm: NextNorm | None
@@ -75,7 +73,7 @@ class Chain:
     def list_factors_after(self, k: int) -> list[Factor]:
         """Return the factors between add `k` and its norm, or the next sublayer if the add has no norm."""
         if k + 1 == len(self.adds):
-            return self.last_factors
+            return self.end_factors if self.norms_out[k] else []
         after = self.adds[k + 1]
         return after.early_factors if after.norms else after.late_factors
 
@@ -87,11 +85,13 @@ class Selection(NamedTuple):
         chains: the streams in the order in which they begin.
         left: the adds that are in no stream, in no sublayer, and not in `reads`.
         reads: the adds of a value, such as position embeddings, to a state, whose sums only sublayers read.
+        regions: the operators of the sublayers and of the adds.
     """
 
     chains: list[Chain]
     left: list[Add]
     reads: list[Add]
+    regions: Regions
 
 
 def find_chains(flow: Flow, norms: list[Norm]) -> Selection:
@@ -113,7 +113,7 @@ def find_chains(flow: Flow, norms: list[Norm]) -> Selection:
         first = chain.adds[0]
         if first.norms and first.branch_input is None and first.norms[0] not in ends:
             chain.first_norm = first.norms[0]
-    return Selection(chains, left, reads)
+    return Selection(chains, left, reads, regions)
 
 
 def _select_chains(
@@ -165,8 +165,8 @@ def _find_sums_of_states(adds: Sequence[Add]) -> set[Add]:
     sums = set()
     for add in adds:
         source = add.writes[0].path.source
-        values = {source} | ({strip_views(source.norm.x)} if source.norm is not None else set())
-        if add.previous is None and add not in continued and len(add.writes) == 1 and values & states:
+        is_of_state = source in states or strip_norm(source) in states
+        if add.previous is None and add not in continued and len(add.writes) == 1 and is_of_state:
             sums.add(add)
     return sums
 
@@ -244,8 +244,10 @@ def _is_stream(chain: list[Add], normed: set[Value], alone: bool) -> bool:
         normed: the values that norms read.
         alone: whether no other stream was selected before. If so, several adds with elementwise branches are a stream too.
     """
-    writes = [(add, write) for add in chain for write in add.writes if write.role == "branch"]
-    branches = [find_ops_between(add.read, write.path.source) for add, write in writes]
+    branches = [
+        find_ops_between(add.read, write.path.source)
+        for add in chain for write in add.writes if write.role == "branch"
+    ]  # fmt: skip
     mixed = sum(any("mixing" in op.traits for op in ops) for ops in branches)
     if not mixed:
         return alone and len(chain) > 1 and all(branches)
@@ -311,29 +313,26 @@ def _build_chain(
     adds: list[Add], sublayers: list[list[Sublayer]], dual: Norm | None, dual_adds: list[Add], regions: Regions
 ) -> Chain:
     between = [[*reversed(after.norms)] for after in adds[1:]]
-    found, is_ambiguous = _find_last_norms(adds[-1].out, regions)
+    found = _find_last_norms(adds[-1].out, regions)
     num_own = _count_own_norms(adds, sublayers, between) if found and not found[0].is_partial else 0
     last, final = [after.norm for after in found[:num_own]], [after.norm for after in found[num_own:]]
-    factors = found[0].factors if found else []
     final += [dual] if dual else []
     norms_out = [*between, last]
     end = last[-1].y if last else adds[-1].out
     return Chain(
-        adds, sublayers, norms_out, final, factors if last else [], [] if last else factors, dual_adds, is_ambiguous,
+        adds, sublayers, norms_out, final, found[0].factors if found else [], dual_adds,
+        any(after.is_ambiguous for after in found),
         found[num_own] if len(found) > num_own else None, None if final else find_pooled_norm(end, regions),
     )  # fmt: skip
 
 
-def _find_last_norms(value: Value, regions: Regions) -> tuple[list[NextNorm], bool]:
-    """Return the norms that follow the last sum, one after the other, and whether several norms read the same tokens."""
+def _find_last_norms(value: Value, regions: Regions) -> list[NextNorm]:
+    """Return the norms that follow the last sum, one after the other."""
     found: list[NextNorm] = []
-    is_ambiguous = False
     while candidates := [c for c in list_next_norms(value) if regions.is_used(c.norm.y)]:
-        after, is_one_of_several = select_norm(candidates, regions)
-        is_ambiguous |= is_one_of_several
-        found.append(after)
-        value = after.norm.y
-    return found, is_ambiguous
+        found.append(select_norm(candidates, regions))
+        value = found[-1].norm.y
+    return found
 
 
 def _count_own_norms(adds: list[Add], sublayers: list[list[Sublayer]], between: list[list[Norm]]) -> int:
@@ -341,15 +340,16 @@ def _count_own_norms(adds: list[Add], sublayers: list[list[Sublayer]], between: 
     signatures = [_signature(add, of_add) for add, of_add in zip(adds, sublayers, strict=True)]
     flat = [sublayer for of_add in sublayers for sublayer in of_add]
     layers = dict(zip((sublayer.add for sublayer in flat), assign_layers(flat), strict=True))
-    equal = [k for k, signature in enumerate(signatures[:-1]) if signature == signatures[-1]]
+    *others, own = signatures
     # The module that reads a sum next may run the add. For the last sum this is another module than in the layers before.
-    if not equal:
-        equal = [k for k, signature in enumerate(signatures[:-1]) if signature[1:] == signatures[-1][1:]]
+    equal = [k for k, other in enumerate(others) if other == own] or [
+        k for k, other in enumerate(others) if other[1:] == own[1:]
+    ]
     ends_layer = [k for k in equal if layers[adds[k]] != layers[adds[k + 1]]]  # as the last add does
     same = _find_period(between, equal) or ends_layer or equal
     # If no other add is like the last one, a norm belongs to the last add if its sublayers read through no norm.
     has_branch = any(sublayer.role == "branch" for sublayer in sublayers[-1])
-    return len(between[same[-1]]) if same else int(not signatures[-1][1] if has_branch else any(between))
+    return len(between[same[-1]]) if same else int(not own[1] if has_branch else any(between))
 
 
 def _find_period(between: list[list[Norm]], equal: Sequence[int]) -> list[int]:
@@ -362,8 +362,7 @@ def _find_period(between: list[list[Norm]], equal: Sequence[int]) -> list[int]:
     n = len(between) + 1
     placed = [[norm.kind for norm in norms] for norms in between]
     for period in range(1, n // 2 + 1):
-        repeats = all(placed[k] == placed[k + period] for k in range(len(placed) - period))
-        if n % period == 0 and repeats:
+        if n % period == 0 and placed[period:] == placed[:-period]:
             return [n - 1 - period] if period > 1 and n - 1 - period in equal else []
     return []
 

@@ -39,15 +39,15 @@ class _Form:
     Attributes:
         is_centred: whether m is the mean of x.
         weight, bias: indices of the weight and the bias in `Function.list_gains()`, or None.
-        kind: kind of the norm; None if D is none of the known roots.
+        kind: kind of the norm; "own" if D is none of the known roots.
         eps, role, unbiased: the root's `eps`, `eps_role` and `unbiased`, as in `Norm`.
     """
 
     is_centred: bool
     weight: int | None
     bias: int | None
-    kind: Kind | None = None
-    eps: float = 0.0
+    kind: Kind = "own"
+    eps: float | None = None
     role: EpsRole = "square"
     unbiased: bool = False
 
@@ -69,14 +69,14 @@ class NormFinder:
         self._own: dict[Op, tuple[Function, _Form]] = {}
         self._undone: set[Op] = set()
 
-    def match(self, op: Op, is_known: bool) -> Norm | None:
-        """Return the norm of a known formula whose last step is this operator; None if there is none, or if `is_known`.
+    def match(self, op: Op, fused: Norm | None) -> Norm | None:
+        """Return the norm of a known formula whose last step is this operator; None if there is none.
 
-        `is_known` says that the operator alone is a norm, such as torch's layer_norm.
+        It is `fused` if the operator alone is a norm, such as torch's layer_norm.
         """
         x, y = self._dominators.add(op), op.outputs[0] if op.outputs else None
-        if is_known or x is None or y is None or not _is_candidate(op, x, y):
-            return None
+        if fused is not None or x is None or y is None or not _is_candidate(op, x, y):
+            return fused
         function = Function.between(x, y)
         if function is None or not function.combines_features:
             return None
@@ -84,14 +84,14 @@ class NormFinder:
         if form is None:
             self._undone.update(part for part in function.ops if part in self._own)
             return None
-        if form.kind is None:
+        if form.kind == "own":
             self._own[op] = function, form
             return None
         # Of x - mean(x), an RMSNorm is the LayerNorm of x.
         before = None if form.is_centred else self._dominators.nearest.get(x)
         whole = Function.between(before, y) if before is not None and before.shape == x.shape else None
         of_whole = self._find_form(whole) if whole is not None else None
-        if whole is not None and of_whole is not None and of_whole.kind is not None and of_whole.is_centred:
+        if whole is not None and of_whole is not None and of_whole.kind != "own" and of_whole.is_centred:
             return _build_norm(whole, of_whole)
         return _build_norm(function, form)
 
@@ -130,10 +130,10 @@ def _build_norm(function: Function, form: _Form) -> Norm:
     gains = function.list_gains()
     weight, bias = (None if k is None else gains[k] for k in (form.weight, form.bias))
     norm = Norm(
-        form.kind or "own", form.eps if form.kind else None, _strip_casts(function.x), function.y, weight, bias,
+        form.kind, form.eps, _strip_casts(function.x), function.y, weight, bias,
         unbiased=form.unbiased, eps_role=form.role, ops={*function.ops}, is_centred=form.is_centred,
     )  # fmt: skip
-    if form.kind is None:
+    if form.kind == "own":
         norm.divisor = _make_divisor(function, form)
     return norm
 
@@ -159,8 +159,8 @@ def _strip_casts(value: Value) -> Value:
     """Return the value from which `value` is computed by casts and views that keep the last dimension and the token order."""
     while value.op is not None and strip_views(value) is not value:
         before = value.op.inputs[0]
-        keeps_order = not value.op.traits.isdisjoint(("copy", "reshape", "squeeze", "affine"))
-        if not keeps_order or (value.op.name == "alias" and len(value.op.args) > 1):
+        is_permuted = value.op.name == "alias" and len(value.op.args) > 1
+        if is_permuted or not value.traits & {"copy", "reshape", "squeeze", "affine"}:
             break
         if before.shape[-1:] != value.shape[-1:] or before.tensor.numel() != value.tensor.numel():
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -53,16 +54,22 @@ def compute_operand(path: Path, source: Tensor) -> Tensor:
     for term in reversed(path.terms):
         value = value * term.factor
         if term.scale is not None:
-            value = value * term.scale.tensor.detach().double()
+            value = value * term.scale.exact
     return value
 
 
 def compute_write(sublayer: Sublayer) -> Tensor:
     """Compute the term that a sublayer adds, in float64, from its output."""
-    raw = sublayer.raw.tensor.detach().double()
+    raw = sublayer.raw.exact
     if sublayer.norm is not None:
         raw = sublayer.norm(raw).reshape(sublayer.write_path.source.shape)
     return compute_operand(sublayer.write_path, raw)
+
+
+def _compute_sum(add: Add, sublayers: Sequence[Sublayer], x: Tensor) -> Tensor:
+    """Compute the sum of an add, in float64, for a residual x."""
+    total = compute_operand(add.residual_path, x)
+    return sum(map(compute_write, sublayers), total).reshape(add.out.shape)
 
 
 def measure_row_error(add: Add, sublayers: Sequence[Sublayer], norm_out: Norm | None) -> float:
@@ -70,28 +77,19 @@ def measure_row_error(add: Add, sublayers: Sequence[Sublayer], norm_out: Norm | 
     if not add.out.tensor.numel():
         return math.inf
     norms = [norm for sublayer in sublayers for norm in sublayer.reads.norms]
+    norms += [] if norm_out is None else [norm_out]
     with torch.no_grad():
-        total = compute_operand(add.residual_path, add.x.tensor.detach().double())
-        for sublayer in sublayers:
-            total = total + compute_write(sublayer)
-        errors = [relative_error(add.out.tensor.detach(), total.reshape(add.out.shape))]
-        for norm in [*norms, norm_out] if norm_out is not None else norms:
-            y = norm.y.tensor.detach()
-            errors.append(relative_error(y, norm(norm.x.tensor.detach().double()).reshape(y.shape)))
+        errors = [relative_error(add.out.exact, _compute_sum(add, sublayers, add.x.exact))]
+        errors += [relative_error(norm.y.exact, norm(norm.x.exact).reshape(norm.y.shape)) for norm in norms]
         return max(errors)
 
 
 def measure_sum_error(chain: Chain) -> float | None:
     """Return the relative error of x_L == x_0 + all writes; None if there are operators between the adds."""
-    if any(add.early_factors or add.late_factors or add.changes_tokens for add in chain.adds[1:]):
+    if any(after.x is not add.out for add, after in pairwise(chain.adds)):
         return None
     with torch.no_grad():
-        total = chain.adds[0].x.tensor.detach().double()
-        for k, (sublayers, add) in enumerate(zip(chain.sublayers, chain.adds, strict=True)):
-            if k and add.x is not chain.adds[k - 1].out:
-                return None
-            total = compute_operand(add.residual_path, total)
-            for path in (sublayer.write_path for sublayer in sublayers):
-                total = total + compute_operand(path, path.source.tensor.detach().double())
-            total = total.reshape(add.out.shape)
-        return relative_error(chain.adds[-1].out.tensor.detach(), total)
+        total = chain.adds[0].x.exact
+        for sublayers, add in zip(chain.sublayers, chain.adds, strict=True):
+            total = _compute_sum(add, sublayers, total)
+        return relative_error(chain.adds[-1].out.exact, total)

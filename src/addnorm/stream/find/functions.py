@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from addnorm._util.torch_internals import FakeTensor, unset_fake_temporarily
 from addnorm.stream.dataflow.arithmetic import get_number, is_move
-from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, Op, Value, find_ops_between
+from addnorm.stream.dataflow.graph import DATA, NOISE, PARAMETER, Op, Value, find_ops_between
 from addnorm.stream.dataflow.replay import run_op
 
 MAX_OPS = 48  # operators of one function; the longest norm of the tests has 12
@@ -57,8 +57,8 @@ class Dominators:
         If no input does, as in a norm of learned tokens, return the inputs that are larger than one vector of features, or are
         computed from such inputs; if there are none, return the inputs with several numbers.
         """
-        if any(value.kind & (DATA | NOISE) for value in op.inputs):
-            return [value for value in op.inputs if value.kind & (DATA | NOISE)]
+        if dependent := [value for value in op.inputs if value.kind & (DATA | NOISE)]:
+            return dependent
         values = [value for value in op.inputs if value.tensor.numel() > 1]
         known = [value for value in values if value in self._depth or value.tensor.numel() > value.shape[-1]]
         for value in known or values:
@@ -78,8 +78,8 @@ class Dominators:
 
 def is_barrier(op: Op) -> bool:
     """Return whether `op` is never part of a `Function`: random numbers, a product with a learned matrix, an unknown operator."""
-    is_unknown = not op.traits.isdisjoint(("opaque", "attention"))
-    if op.name == "write_into" or is_unknown or any(v.part == "memory" for v in op.outputs):
+    is_write = op.name == "write_into" or any(v.part == "memory" for v in op.outputs)
+    if is_write or op.traits & {"opaque", "attention"}:
         return True
     if any(out.kind & NOISE for out in op.outputs) and not all(v.kind & NOISE for v in op.inputs if v.kind & DATA):
         return True
@@ -135,8 +135,8 @@ class Function:
         gains = {v: k for k, v in enumerate(self.list_gains())}
         numbers: dict[Value, Any] = {self.x: ("x", self.x.shape)}
         for value in self.others:
-            known = get_number(value) if value not in gains else None
-            numbers[value] = ("gain", gains[value], value.shape) if value in gains else known or id(value)
+            is_gain = value in gains
+            numbers[value] = ("gain", gains[value], value.shape) if is_gain else get_number(value) or id(value)
         parts: list[Any] = []
         for op in self.ops:
             for out in op.outputs:
@@ -172,7 +172,7 @@ def _copy(value: Value) -> Tensor:
     """Return a copy of a value that does not depend on the data, in float64 if its dtype is floating-point."""
     tensor = value.tensor
     if isinstance(tensor, FakeTensor):
-        number = get_number(value) if value.kind == CONSTANT else None
+        number = get_number(value)
         if number is None:
             raise NotImplementedError  # the graph has no numbers
         return torch.full(value.shape, number, dtype=torch.float64)

@@ -81,7 +81,7 @@ def _has_recurrence(ops: Sequence[Op]) -> bool:
     """Return whether one parameter is used in three products, each computed from the result of the one before, as in an RNN."""
     calls: dict[Value, list[Op]] = {}
     for op in ops:
-        if not {"product", "linear"}.isdisjoint(op.traits):
+        if op.traits & {"product", "linear"}:
             weights = [v for v in op.inputs if v.kind & (DATA | PARAMETER) == PARAMETER and len(v.shape) > 1]
             for weight in weights[:1]:
                 calls.setdefault(strip_views(weight), []).append(op)

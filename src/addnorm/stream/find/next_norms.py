@@ -71,6 +71,7 @@ class NextNorm:
         tokens: numbers of the tokens that the norm reads; None if they are not known.
         num_tokens: number of tokens of the state.
         num_others: number of other norms of the state that lead to the model's output.
+        is_ambiguous: whether one of these reads the same tokens.
     """
 
     norm: Norm
@@ -78,6 +79,7 @@ class NextNorm:
     tokens: frozenset[int] | None = None
     num_tokens: int = 0
     num_others: int = 0
+    is_ambiguous: bool = False
 
     @property
     def is_partial(self) -> bool:
@@ -101,7 +103,7 @@ def list_next_norms(state: Value) -> list[NextNorm]:
         if value is None:
             continue
         if op.norms:
-            norm = min(op.norms, key=lambda norm: norm.y.index)  # graph.py does not import Norm
+            norm = op.norms[0]
             d, (labels, factors) = norm.x.shape[-1], carried[value]
             tokens = _find_tokens(labels, state) if labels is not None and labels.shape[-1] == d else None
             if tokens is None or tokens:
@@ -155,20 +157,15 @@ def _find_tokens(labels: Tensor, state: Value) -> frozenset[int] | None:
     return frozenset((first[:, 0] - offset).tolist())
 
 
-def select_norm(candidates: Sequence[NextNorm], regions: Regions) -> tuple[NextNorm, bool]:
-    """Select the norm that leads to the model's output, not a norm in a sublayer that reads the stream.
-
-    Returns:
-        The norm, and whether another norm of the same tokens leads to the output as well.
-    """
-    if len(candidates) > 1:
-        candidates = [c for c in candidates if not regions.is_read_only([c.norm.y])] or candidates
-    returned = [c for c in candidates if regions.is_returned(c.norm.y)] if len(candidates) > 1 else []
-    candidates = returned or candidates
+def select_norm(candidates: Sequence[NextNorm], regions: Regions) -> NextNorm:
+    """Select the norm that leads to the model's output, not a norm in a sublayer that reads the stream."""
+    candidates = [c for c in candidates if not regions.is_read_only([c.norm.y])] or candidates
+    candidates = [c for c in candidates if regions.is_returned(c.norm.y)] or candidates
     first = max(candidates, key=lambda c: len(c.tokens or ()))
     first.num_others = len(candidates) - 1
     others = [c.tokens for c in candidates if c is not first]
-    return first, any(tokens is None or first.tokens is None or tokens & first.tokens for tokens in others)
+    first.is_ambiguous = any(tokens is None or first.tokens is None or tokens & first.tokens for tokens in others)
+    return first
 
 
 def find_pooled_norm(state: Value, regions: Regions) -> tuple[Norm, Op] | None:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from addnorm.stream.dataflow.arithmetic import is_view
-from addnorm.stream.dataflow.graph import PARAMETER, Op, Value, walk
+from addnorm.stream.dataflow.arithmetic import list_views
+from addnorm.stream.dataflow.graph import PARAMETER, Op, Value
 from addnorm.stream.layout.dimensions import find_axis
 
 Kind = Literal["layer", "rms", "scale", "own"]
@@ -92,10 +92,7 @@ class Norm:
     @property
     def is_projected(self) -> bool:
         """Whether a product with a parameter sums over all the normalized features."""
-        views = walk([self.y], lambda v: [out for op in v.users if is_view(op) for out in op.outputs])
-        products = [
-            (view, op) for view in views for op in view.users if not op.traits.isdisjoint(("linear", "product"))
-        ]
+        products = [(view, op) for view in list_views(self.y) for op in view.users if op.traits & {"linear", "product"}]
         summed = [
             (view, len(view.shape) - (2 if op.name != "linear" and op.args[-1] is view else 1))
             for view, op in products if any(v.kind == PARAMETER for v in op.inputs)
@@ -107,14 +104,11 @@ class Norm:
         if self.divisor is not None:
             return self.divisor(x)
         d, eps = x.shape[-1], self.eps or 0.0
+        total = centre(x, self.is_centred).square().sum(-1, keepdim=True)
         if self.kind == "scale" or self.uses_length:
-            length = add_eps(centre(x, self.is_centred).square().sum(-1, keepdim=True), eps, self.eps_role)
+            length = add_eps(total, eps, self.eps_role)
             return length / d**0.5 if self.uses_length else length
-        if self.kind == "layer":
-            square = x.var(-1, correction=int(self.unbiased), keepdim=True)
-        else:
-            square = x.square().sum(-1, keepdim=True) / (d - self.unbiased)
-        return add_eps(square, eps, self.eps_role)
+        return add_eps(total / (d - self.unbiased), eps, self.eps_role)
 
     def gain(self, dtype: torch.dtype) -> Tensor | float:
         """Return the factor of the normalized features: the weight, or 1."""

@@ -35,13 +35,12 @@ def find_norms(flow: Flow, proven: bool = True) -> list[Norm]:
     norms: list[Norm] = []
     finder = NormFinder()
     for op in flow.ops:
-        norm = match_fused(op)
-        decomposed = finder.match(op, is_known=norm is not None)
-        norm = norm or decomposed
+        fused = match_fused(op)
+        norm = finder.match(op, fused)
         if norm is None or norm.y.norm is not None or norm.x.tensor.is_complex():
             continue
-        if norm is decomposed or (norm.weight is None and norm.bias is None):
-            match_affine(norm, vectors_only=norm is not decomposed)
+        if fused is None or (norm.weight is None and norm.bias is None):
+            match_affine(norm, vectors_only=fused is not None)
         _add(norm, norms, proven)
     for norm in finder.list_own(norms) if proven else ():
         match_affine(norm)
@@ -68,13 +67,13 @@ def _set_norm(norm: Norm) -> None:
     """Set `Value.norm` and `Op.norms` of a norm that covers all features of a token."""
     norm.y.norm = norm
     for step in norm.ops:
-        step.norms = (*step.norms, norm)
+        step.norms = tuple(sorted((*step.norms, norm), key=lambda one: one.y.index))
 
 
 def _measure_error(norm: Norm) -> float:
     """Return the error of the norm's formula divided by the tolerance."""
     with torch.no_grad():
-        x, y = norm.x.tensor.detach().double(), norm.y.tensor.detach().double()
+        x, y = norm.x.exact, norm.y.exact
         if not x.numel():
             return 0.0
         formula = norm(x).reshape(y.shape)
@@ -85,7 +84,7 @@ def _measure_error(norm: Norm) -> float:
 
 def _measure_cancellation(norm: Norm) -> Tensor:
     """Return the size of the terms that cancel when the mean of a nearly constant token is subtracted."""
-    x = norm.x.tensor.detach().double()
+    x = norm.x.exact
     if not norm.is_centred:
         return x.new_zeros(())
     return (x.mean(-1, keepdim=True).abs() / norm.denominator(x)).square().mean().sqrt()

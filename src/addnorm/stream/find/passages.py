@@ -171,27 +171,26 @@ class Passage:
         known = [labels[v] for v in carried if v in labels]
         product = match_factor(op)
         is_mask = op.name in ("where", "masked_fill", "masked_scatter")
-        if is_mask or product is None:
-            moved = move_labels(op, labels)
-            new = moved[part] if isinstance(part, int) else moved[0]
+        if product is not None and not is_mask:
+            if product[1].kind == "guard":
+                before, after = product[0].tensor.detach(), out.tensor.detach()
+                changed = (before != after) & before.isfinite()
+                if changed.any() or torch.equal(before, after):
+                    self._add_reason(op, not bool(changed.any()), CLAMPED)
+            return known[0]
+        moved = move_labels(op, labels)
+        new = moved[part] if isinstance(part, int) else moved[0]
         if is_mask:
             is_idle = any(torch.equal(new, one) for one in known)
             if self._is_computed(op.get("mask", op.get("condition")), source):
                 self._add_reason(op, is_idle, MASKED)
                 return known[0]
             self.is_masked |= not is_idle and all(v in labels or not v.kind for v in carried)
-            return new
-        if product is None:
+        else:
             indices = [v for v in op.inputs if v not in carried and not v.tensor.is_floating_point()]
             if any(self._is_computed(index, source) for index in indices):
                 self.chosen.append(op)
-            return new
-        if product[1].kind == "guard":
-            before, after = product[0].tensor.detach(), out.tensor.detach()
-            changed = (before != after) & before.isfinite()
-            if changed.any() or torch.equal(before, after):
-                self._add_reason(op, not bool(changed.any()), CLAMPED)
-        return known[0]
+        return new
 
     def _is_computed(self, selection: Value, source: Value) -> bool:
         """Return whether a mask or an index is computed from a state of the stream."""
@@ -206,7 +205,7 @@ class Passage:
     def _locate(self, labels: Tensor, axes: Axes) -> Axes:
         """Return the dimensions in which each token has its features in order; without such dimensions, add a reason."""
         for group in _list_groups(labels.shape, self.width, axes[1]):
-            if _has_whole_tokens(_move_last(labels, group), self.width):
+            if _has_whole_tokens(_move_last(labels, group).flatten(group[0] - group[1] - 1), self.width):
                 return group
         self.reasons.setdefault(MOVED)
         return axes
@@ -227,17 +226,17 @@ def _list_groups(shape: Sequence[int], width: int, last: int) -> list[Axes]:
 
 
 def _move_last(labels: Tensor, axes: Axes) -> Tensor:
+    """Return a view of a tensor with some of its dimensions last."""
     dims = [*range(axes[0], axes[1] + 1)]
-    return labels.movedim(dims, [*range(-len(dims), 0)]).flatten(-len(dims))
+    return labels.movedim(dims, [*range(-len(dims), 0)])
 
 
 def _label(shape: Sequence[int], axes: Axes) -> Tensor:
     """Return a label for each element: 1, 2, 3, ... token by token, in float64, which every operator accepts."""
-    sizes = [shape[d] for d in range(axes[0], axes[1] + 1)]
-    others = [size for d, size in enumerate(shape, -len(shape)) if not axes[0] <= d <= axes[1]]
-    count = math.prod(shape)
-    labels = torch.arange(1, count + 1, dtype=torch.float64).reshape(*others, *sizes)
-    return labels.movedim([*range(-len(sizes), 0)], [*range(axes[0], axes[1] + 1)])
+    labels = torch.empty([*shape], dtype=torch.float64)
+    moved = _move_last(labels, axes)
+    moved.copy_(torch.arange(1, labels.numel() + 1).reshape(moved.shape))
+    return labels
 
 
 def _has_whole_tokens(rows: Tensor, width: int) -> bool:

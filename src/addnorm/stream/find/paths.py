@@ -40,8 +40,7 @@ class Path:
     @property
     def number(self) -> float:
         """The product of the constant factors."""
-        numbers = [factor.number for factor in self.factors if factor.kind == "constant"]
-        return math.prod([*numbers, *(term.factor for term in self.terms)])
+        return math.prod([*(factor.number for factor in self.factors), *(term.factor for term in self.terms)])
 
     @property
     def scales(self) -> list[Value]:
@@ -60,7 +59,7 @@ def trace_multiples(term: Term) -> Iterator[Path]:
             ops.append(value.op)
             value = value.op.inputs[0]
         yield Path(value, [term], [*ops], [*factors])
-        product = None if value.op is None or value.norm is not None else match_factor(value.op)
+        product = match_factor(value.op) if value.norm is None else None
         if product is None:
             return
         value, factor = product
@@ -116,16 +115,10 @@ def match_interpolation(op: Op) -> Interpolation | None:
             return None
         x, y, w = tensors
         return Interpolation(x, y, _build_terms(op, op, x, y, 1.0, w) if is_scale(w, x) else None, ())
-    for first, second in pair_terms(op) if op.name in ("add", "addcmul", "sub") else ():
-        if first.factor == 1.0 and first.scale is None and (found := _match_difference(op, first, second)) is not None:
-            return found
-    if op.name == "addcmul" and len(tensors) == 3:  # x + w (y - x) with a gate w that is computed from the data
-        for factor in tensors[1:]:
-            difference = strip_views(factor).op
-            moving = _find_minuend(difference, tensors[0])
-            if difference is not None and moving is not None:
-                return Interpolation(tensors[0], moving, None, (difference,))
-    return None
+    pairs = pair_terms(op) if op.name in ("add", "addcmul", "sub") else []
+    if op.name == "addcmul" and not pairs and len(tensors) == 3:  # with a gate that is computed from the data
+        pairs = [(Term(tensors[0]), Term(factor, op, scale=op.outputs[0])) for factor in tensors[1:]]
+    return next(filter(None, (_match_difference(op, *pair) for pair in pairs)), None)
 
 
 def _find_minuend(difference: Op | None, x: Value) -> Value | None:
@@ -138,43 +131,40 @@ def _find_minuend(difference: Op | None, x: Value) -> Value | None:
 
 def _match_difference(op: Op, first: Term, second: Term) -> Interpolation | None:
     """Match x + w (y - x), where w is any product of numbers and tensors."""
-    for difference, factors, ops in _trace_products(second):
-        y = _find_minuend(difference, first.value)
-        if y is None or y.shape != first.value.shape:
-            continue
-        number = math.prod(factor.number for factor in factors)
-        scales = [factor.value for factor in factors if factor.value is not None]
-        is_known = all(factor.kind in ("constant", "learned") for factor in factors) and len(scales) < 2
-        weight = scales[0] if scales else None
-        built = _build_terms(op, difference, first.value, y, number, weight) if is_known else None
-        return Interpolation(first.value, y, built, (difference, *ops))
+    x, is_plain = first.value, first.factor == 1.0 and first.scale is None
+    for difference, number, weights, ops in _trace_products(second) if is_plain else ():
+        y = _find_minuend(difference, x)
+        if y is not None and y.shape == x.shape:
+            built = _build_terms(op, difference, x, y, number, *weights) if len(weights) < 2 else None
+            return Interpolation(x, y, built, (difference, *ops))
     return None
 
 
-def _trace_products(term: Term) -> Iterator[tuple[Op, list[Factor], list[Op]]]:
+def _trace_products(term: Term) -> Iterator[tuple[Op, float, list[Value], list[Op]]]:
     """Walk back from `term` through products.
 
-    Yield each operator reached, with the factors and the multiplying operators between it and `term`.
+    Yield each operator reached, with the number and the tensors that multiply its output, and the multiplying operators. A
+    product with a gate is in place of the gate, as a tensor that depends on the data.
     """
-    assert term.op is not None
-    scale = [] if term.scale is None else [Factor("learned", 1.0, term.scale, term.op)]
-    scale += [] if term.factor == 1.0 else [Factor("constant", term.factor, None, term.op)]
-    todo: list[tuple[Value, list[Factor], list[Op]]] = [(term.value, scale, [])]
+    todo = [(term.value, term.factor, [] if term.scale is None else [term.scale], list[Op]())]
     while todo:
-        value, factors, ops = todo.pop()
+        value, number, weights, ops = todo.pop()
         op = strip_views(value).op
         if op is None or len(ops) > 4:
             continue
-        yield op, factors, ops
+        yield op, number, weights, ops
         product = match_factor(op)
         if product is not None:
-            todo.append((product[0], [*factors, product[1]], [*ops, op]))
+            x, (kind, own, scale, _) = product
+            own_weights = [] if kind == "constant" else [scale if kind == "learned" and scale is not None else value]
+            todo.append((x, number * own, [*weights, *own_weights], [*ops, op]))
         elif op.name == "mul" and len(op.inputs) == 2:
-            for x, gate in (op.inputs, op.inputs[::-1]):
-                todo.append((x, [*factors, Factor("gate", 1.0, gate, op)], [*ops, op]))
+            todo += [(x, number, [*weights, value], [*ops, op]) for x in op.inputs]
 
 
-def _build_terms(op: Op, of_y: Op, x: Value, y: Value, number: float, weight: Value | None) -> tuple[Term, Term] | None:
+def _build_terms(
+    op: Op, of_y: Op, x: Value, y: Value, number: float, weight: Value | None = None
+) -> tuple[Term, Term] | None:
     """Return the terms (1 - w) x and w y, where w is number * weight; `of_y` is the operator that reads y."""
     if weight is not None and weight.kind & (DATA | NOISE):
         return None

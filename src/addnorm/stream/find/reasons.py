@@ -15,6 +15,7 @@ from addnorm.stream.dataflow.arithmetic import (
     list_carried,
     match_factor,
     strip_moves,
+    strip_norm,
     strip_views,
 )
 from addnorm.stream.dataflow.graph import DATA, Flow, Op, Value, walk
@@ -94,7 +95,7 @@ def _may_add(op: Op) -> bool:
     """Return whether an operator may add to a value what was computed from it: it is no move, norm or product of the two."""
     if is_move(op) or op.norms or op.name in ("mul", "div") or not any(map(has_numbers, op.outputs)):
         return False
-    is_product = not op.traits.isdisjoint(("pair", "attention", "recurrent"))
+    is_product = op.traits & {"pair", "attention", "recurrent"}
     for values in [[value] for value in op.inputs] if is_product else [op.inputs]:
         parts = [v for v in walk(values, list_carried) if v.op is None or not is_move(v.op)]
         if any(is_computed_from(q, {*walk([p], _list_held)}) for p, q in itertools.permutations(parts, 2)):
@@ -165,9 +166,8 @@ def _is_by_token(chain: PlacedChain, factor: Factor) -> bool:
     axis, width = chain.layout.axis, chain.layout.width
     shape, scale = factor.op.outputs[0].shape, factor.value.shape
     varying = next(k - len(scale) for k, n in enumerate(scale) if n > 1)
-    if scale[varying] != width:
-        return True
-    return shape.count(width) > 1 and len(shape) == len(chain.adds[0].out.shape) and varying not in (axis, -1)
+    is_ambiguous = shape.count(width) > 1 and len(shape) == len(chain.adds[0].out.shape)
+    return scale[varying] != width or (is_ambiguous and varying not in (axis, -1))
 
 
 def _is_by_feature(chain: PlacedChain, sublayer: Sublayer, factor: Factor) -> bool:
@@ -224,7 +224,7 @@ def _adds_twice(sublayer: Sublayer, inner: Sequence[Add]) -> bool:
     sums, x = {other.out: other for other in inner}, sublayer.add.x
     value = strip_views(sublayer.write_path.source)
     while value is not x:
-        product = match_factor(value.op) if value.op is not None else None
+        product = match_factor(value.op)
         if value in sums:
             value = sums[value].x
         elif value.norm is not None:
@@ -249,8 +249,7 @@ def _reads_other_stream(chain: PlacedChain, sublayer: Sublayer, inner: Sequence[
 def _is_other_state(sublayer: Sublayer) -> bool:
     """Return whether the output of the sublayer is a state of another stream, or the norm of such a state."""
     raw = strip_views(sublayer.raw)
-    sources = {raw, strip_views(raw.norm.x) if raw.norm is not None else raw}
-    return any(source.op in sublayer.add.other_ops for source in sources)
+    return any(source.op in sublayer.add.other_ops for source in (raw, strip_norm(raw)))
 
 
 def _has_hidden_norm_in(sublayer: Sublayer) -> bool:

@@ -97,7 +97,8 @@ def remark_on_stream(
         norms and _ran_inside(norms[0], after) and not _ran_inside(norms[0], add) for norms, add, after in pairs
     )
     remarks = [SHIFTED] * is_shifted
-    if any(f.kind == "learned" or scales_tokens(f) or f.number != 1.0 for f in chain.final_factors):
+    factors = [] if chain.norms_out[-1] else chain.end_factors
+    if any(f.kind == "learned" or scales_tokens(f) or f.number != 1.0 for f in factors):
         remarks.append(SCALED_END)
     after = chain.next_norm
     if after is not None and after.is_partial:
@@ -172,8 +173,7 @@ def _differs(value: Value, again: Flow | None) -> bool:
     other = again.ops[op.index] if op.index < len(again.ops) else None
     if other is None or other.name != op.name or value.shape != (found := other.outputs[op.outputs.index(value)]).shape:
         return True
-    tensor = value.tensor.detach()
-    return relative_error(found.tensor.detach(), tensor) > get_tolerance(tensor.dtype)
+    return relative_error(found.exact, value.exact) > get_tolerance(value.tensor.dtype)
 
 
 def _list_drawn(chain: PlacedChain, site: Site) -> list[Value]:
@@ -252,17 +252,14 @@ def remark_on_start(
         for frame in op.frame.chain():
             modules.setdefault(frame.path, set()).add(op)
     for path, ops in modules.items():
-        if (similar := like.get(_without_numbers(path))) is None or any(_adds_to(end, op) for op in ops):
+        similar = like.get(_without_numbers(path))
+        terms = (term for op in ops for term in match_terms(op) or ())  # of adds to the end, or to a function of it
+        if similar is None or any(end in list_carried_values(term.value) for term in terms):
             continue
         if not is_ancestor(end, x_0, without=ops):
             what = f"what {path} computes from the end of {other.name}"
             return [f"it begins with {what} and does not add to it, as {similar} does: {MISSING}"]
     return []
-
-
-def _adds_to(end: Value, op: Op) -> bool:
-    """Return whether `op` adds a value to `end`, or to an elementwise function of `end`."""
-    return any(end in list_carried_values(term.value) for term in match_terms(op) or ())
 
 
 def _without_numbers(path: str) -> str:

@@ -50,8 +50,7 @@ class StreamLayout:
 
     def of(self, value: Value) -> TokenLayout | None:
         """Return the layout of a state or of a value between two states; None if it is not known."""
-        dims = trace(value, self._dims, self._roots)
-        return None if dims is None else self._build(value.shape, dims)
+        return self._build(value, trace(value, self._dims, self._roots))
 
     def find_raw(self, sublayer: Sublayer) -> tuple[Value, TokenLayout | None]:
         """Return the output of a sublayer, before norm and factors, and its layout.
@@ -102,26 +101,26 @@ class StreamLayout:
         return entry
 
     def _of_earlier(self, sublayer: Sublayer, value: Value) -> TokenLayout | None:
-        dims = self._find_earlier_dims(sublayer, value)
-        return None if dims is None else self._build(value.shape, dims)
+        return self._build(value, self._find_earlier_dims(sublayer, value))
 
     def _find_earlier_dims(self, sublayer: Sublayer, value: Value) -> Dims | None:
         """Derive the dimensions of `value`, which is between a sublayer's output and its add, from those of the sum."""
         total, dims = sublayer.add.out, self._operands[sublayer.place]
         for term in sublayer.write_path.terms:  # from the add to the innermost partial sum
-            if term.op is not None:
-                dims = None if dims is None else relate(term.op.outputs[0], total, dims)
-                total = term.op.outputs[0]
-            dims = None if dims is None else _align_operand(term.value.shape, total.shape, dims)
-            total = term.value
+            if dims is not None and term.op is not None:
+                whole = term.op.outputs[0]
+                dims, total = relate(whole, total, dims), whole
+            if dims is None:
+                return None
+            dims, total = _align_operand(term.value.shape, total.shape, dims), term.value
         return None if dims is None else relate(value, total, dims)
 
-    def _build(self, shape: tuple[int, ...], dims: Dims) -> TokenLayout | None:
-        if any(part.root == ANONYMOUS for dim in dims for part in dim):
+    def _build(self, value: Value, dims: Dims | None) -> TokenLayout | None:
+        if dims is None or any(part.root == ANONYMOUS for dim in dims for part in dim):
             return None
         features = tuple(d for d, dim in enumerate(dims) if any(self._is_feature(part) for part in dim))
         parts = [part for d in features for part in dims[d]]
-        if not all(map(self._is_feature, parts)) or math.prod(shape[d] for d in features) != self.width:
+        if not all(map(self._is_feature, parts)) or math.prod(value.shape[d] for d in features) != self.width:
             return None
         pieces = [
             tuple(
@@ -132,7 +131,7 @@ class StreamLayout:
             for d, dim in enumerate(dims)
             if d not in features
         ]
-        return TokenLayout(shape, features, tuple(pieces), self.proven)
+        return TokenLayout(value.shape, features, tuple(pieces), self.proven)
 
     # Analysis.
 
@@ -165,11 +164,10 @@ class StreamLayout:
 
     def _find_features(self, mixing: Mixing) -> set[Part]:
         """Return the parts of dimensions that are features: norms normalize these parts, or else most products sum over them."""
-        normed: set[Part] = set()
-        for sublayers, norms in zip(self.chain.sublayers, self.chain.norms_out, strict=True):
-            for norm in [*norms, *(norm for sublayer in sublayers for norm in sublayer.reads.norms)]:
-                dims = trace(norm.x, self._dims, self._roots)
-                normed.update(dims[-1] if dims else ())
+        norms: list[Norm] = []
+        for sublayers, norms_out in zip(self.chain.sublayers, self.chain.norms_out, strict=True):
+            norms += [*norms_out, *(norm for sublayer in sublayers for norm in sublayer.reads.norms)]
+        normed = {part for norm in norms for part in (trace(norm.x, self._dims, self._roots) or ((),))[-1]}
         start = self._find_projected_start()
         if normed and not self._is_other_axis({part.root for part in normed}, start, mixing):
             return normed
@@ -207,14 +205,14 @@ class StreamLayout:
         """Return the output dimension of the last matrix product or embedding before x_0; an empty tuple if there is none."""
         x = self.chain.adds[0].x
         value = strip_views(x)
-        while value.op is not None and value.op.traits.isdisjoint(PROJECTING):
-            same = [v for v in value.op.inputs if v.kind & DATA and v.shape == value.shape]
+        while value.traits.isdisjoint(PROJECTING):
+            same = [v for v in value.inputs if v.kind & DATA and v.shape == value.shape]
             if not same:
                 return ()
             value = strip_views(same[0])
-        if value.op is None or not value.kind & PARAMETER:
+        if not value.kind & PARAMETER:
             return ()
-        made = 1 if "channels_first" in value.op.traits else len(value.shape) - 1
+        made = 1 if "channels_first" in value.traits else len(value.shape) - 1
         pairs = zip(_follow_dims(value, x), self._dims[x], strict=False)
         return next((dim for own, dim in pairs if [part.root for part in own] == [made]), ())
 
@@ -348,9 +346,7 @@ def _join_intervals(parts: Sequence[Part]) -> list[int]:
 
 def _find_inputs(value: Value) -> list[Value]:
     """Return the inputs of the model on which a value depends."""
-    reached = walk(
-        [value], lambda v: [source for source in v.op.inputs if source.kind & DATA] if v.op is not None else []
-    )
+    reached = walk([value], lambda v: [source for source in v.inputs if source.kind & DATA])
     inputs = [v for v in reached if v.op is None and v.kind & DATA and v.shape]
     return sorted(inputs, key=lambda leaf: leaf.part if isinstance(leaf.part, int) else -1)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, takewhile
 
 from addnorm.stream.dataflow.arithmetic import (
@@ -121,24 +121,21 @@ def list_parameters(sublayer: Sublayer) -> list[str]:
 
 def find_parameters(ops: Iterable[Op]) -> list[str]:
     """Return the names of the parameters that operators read."""
-
-    def follow(value: Value) -> list[Value]:
-        return [v for v in value.op.inputs if v.kind == PARAMETER] if value.op is not None else []
-
     starts = [v for op in ops for v in op.inputs if v.kind == PARAMETER]
-    return sorted({value.name for value in walk(starts, follow) if value.op is None} - {""})
+    values = walk(starts, lambda value: [v for v in value.inputs if v.kind == PARAMETER])
+    return sorted({value.name for value in values if value.op is None} - {""})
 
 
 def _split_write(add: Add, write: Write) -> list[Write]:
     """Split a sum of sublayers into its terms: attention(x) + feed_forward(x)."""
     source = write.path.source
-    terms = match_terms(source.op) if write.role == "branch" and source.op is not None and source.norm is None else None
+    terms = match_terms(source.op) if write.role == "branch" and source.norm is None else None
     if terms is None or not all(is_ancestor(add.read, term.value) for term in terms):
         return [write]
     paths = [trace_origin(term) for term in terms]
     regions = [_find_branch_ops(add, path.source) for path in paths]
     first, second = map(set, regions)
-    if not all(regions) or first <= second or second <= first:
+    if first <= second or second <= first:
         return [write]  # one term is computed from the other: a sublayer with its own residual connection
     assert source.op is not None
     kinds = {classify_sublayer(add.read, region, add.other_ops) for region in regions}
@@ -168,9 +165,8 @@ def _follow_views(value: Value, inside: set[Op], reads: Reads) -> None:
         if op not in inside:
             continue
         out = op.outputs[0]
-        norm = min(op.norms, key=lambda norm: norm.y.index, default=None)
-        if norm is not None:
-            reads.norms += [norm] if norm not in reads.norms else []
+        if op.norms:
+            reads.norms += [norm for norm in op.norms[:1] if norm not in reads.norms]
         elif (is_view(op) and len(op.inputs) == 1) or (
             # a norm of these tokens and others
             is_move(op) and out.shape[-1:] == value.shape[-1:] and _reads_through_norms(out, inside)
@@ -223,29 +219,27 @@ def build_row(sublayer: Sublayer, norm_out: Norm | None, sum_factors: Sequence[F
         norm_out=norm_out is not None,
         a=_multiply(sublayer.add.residual_path, sum_factors),
         b=_multiply(sublayer.write_path, sum_factors) or 1.0,
-        c=_multiply(None, reads.factors) or 1.0,
+        c=_multiply(Path(sublayer.raw, []), reads.factors) or 1.0,
     )
 
 
 def has_zero_factor(sublayer: Sublayer) -> bool:
     """Return whether the write or the read is multiplied by 0, which no `Row` expresses."""
-    return 0.0 in (_multiply(sublayer.write_path), _multiply(None, sublayer.reads.factors))
+    return 0.0 in (_multiply(sublayer.write_path), _multiply(Path(sublayer.raw, []), sublayer.reads.factors))
 
 
-def _multiply(path: Path | None, others: Sequence[Factor] = ()) -> spec.Factor:
+def _multiply(path: Path, others: Sequence[Factor] = ()) -> spec.Factor:
     """Return the product of the factors on `path` and in `others`. Noise counts with its mean; masks and guards are left out."""
-    learned = [factor.value for factor in others if factor.kind == "learned" and factor.value is not None]
-    learned += path.scales if path is not None else []
-    product = path.number if path is not None else 1.0
-    for factor in (*(path.factors if path is not None else ()), *others):
+    path = replace(path, factors=[*path.factors, *others])
+    product, learned = path.number, path.scales
+    for factor in path.factors:
         if factor.kind == "noise" and factor.value is not None:
             product *= get_noise_mean(factor.value) or 1.0
-    product = math.prod((factor.number for factor in others if factor.kind == "constant"), start=product)
     if not learned:
         short = float(f"{product:.12g}")
         return short if math.isclose(short, product, rel_tol=1e-15) else product  # 0.9 * (1 / 0.9) is 1
     for value in learned:
-        product *= float(value.tensor.detach().double().mean())
+        product *= float(value.exact.mean())
     product = product if math.isfinite(product) else 0.0  # the weights may have nan
     return spec.Learned(product, per_feature=any(value.tensor.numel() > 1 for value in learned))
 
@@ -303,8 +297,7 @@ def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:
     is_left = any(part.isdigit() for part in own) and adding[: len(own)] != own  # to the next layer, which adds
     parts = own if is_left else max(own, adding, key=len)
     if not any(part.isdigit() for part in parts):  # the common start of the paths of its modules, without norms
-        norms = {op for norm in sublayer.reads.norms for op in norm.ops}
-        frames = {op.frame.path for op in sublayer.ops if op not in norms and op.frame is not sublayer.frame}
+        frames = {op.frame.path for op in sublayer.own_ops if op.frame is not sublayer.frame}
         columns = zip(*(path.split(".") for path in frames), strict=False)
         parts = [column[0] for column in takewhile(lambda column: len({*column}) == 1, columns)]
     return [(".".join(parts[:k]), part) for k, part in enumerate(parts) if part.isdigit()]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence, Set
+from itertools import pairwise, permutations
 from typing import NamedTuple
 
 from addnorm.stream.dataflow.arithmetic import (
@@ -23,9 +24,9 @@ from addnorm.stream.dataflow.arithmetic import (
     is_activation,
     is_ancestor,
     is_move,
-    is_view,
     list_carried,
     list_joined,
+    list_views,
     match_factor,
     match_terms,
     pair_terms,
@@ -98,14 +99,11 @@ class _Search:
         self.flow = flow
         self.chains = chains
         self.states: dict[Value, int] = {}  # the index of the stream of each state
-        self.inner: set[Op] = set()
+        self.inner = adds.regions.inner
         self.path: set[Op] = set()
         for k, chain in enumerate(chains):
-            self.inner |= {
-                op for parts in chain.sublayers for part in parts for op in (*part.ops, *part.write_path.ops)
-            }
             self.path |= {op for add in (*chain.adds, *chain.dual_adds) for op in _list_add_ops(add)}
-            for before, after in zip(chain.adds, chain.adds[1:], strict=False):
+            for before, after in pairwise(chain.adds):
                 self.path.update(find_ops_between(before.out, after.x))
             for add, norms_out in zip(chain.adds, chain.norms_out, strict=True):
                 self.states |= dict.fromkeys([add.out, *(norm.y for norm in norms_out)], k)
@@ -246,13 +244,10 @@ class _Search:
         if out.shape[-1:] != value.shape[-1:] and op not in self.left and not operands and not (is_flat and joined):
             return None, [(v, False) for v in op.outputs if is_flat]
         if value in joined:
-            if self._joins_older_state(k, joined) and not self.regions.is_read_only(op.outputs):
+            if self._joins_older_state(k, joined):
                 return PARTIAL, []
-            others = [v for v in joined if v is not value]
-            is_replaced = op.name != "stack" and any(self._is_replacement(k, v) for v in others)
-            if is_replaced and not self.regions.is_read_only(op.outputs):
-                return REPLACED, []
-            return None, [(out, False)]
+            is_replaced = op.name != "stack" and any(self._is_replacement(k, v) for v in joined if v is not value)
+            return (REPLACED, []) if is_replaced else (None, [(out, False)])
         if added := [q for p, q in operands if p is value]:
             return (ADDED if not is_normed and any(map(is_activation, added)) else None), []
         carried = [keeps for source, keeps in _list_sources(out) if source is value]
@@ -292,9 +287,8 @@ def _list_operands(op: Op) -> list[tuple[Value, Value]]:
         terms = [interpolation.x, interpolation.y]
     else:
         terms = [term.value for term in match_terms(op) or ()]
-    if not terms or not all(value.kind & DATA and value.tensor.is_floating_point() for value in terms):
-        return []
-    return [(terms[0], terms[1]), (terms[1], terms[0])]
+    is_sum = all(value.kind & DATA and value.tensor.is_floating_point() for value in terms)
+    return [*permutations(terms, 2)] if is_sum else []
 
 
 def _grows_from_parameter(op: Op) -> bool:
@@ -317,15 +311,14 @@ def _list_sources(value: Value) -> list[tuple[Value, bool]]:
         return []
     if value.norm is not None:
         return [(value.norm.x, True)]
-    moved = op.inputs[0] if is_view(op) else find_moved(op)
-    if moved is not None:
+    if (moved := find_moved(op)) is not None:
         return [(moved, moved.shape[-1:] == value.shape[-1:] or len(moved.shape) != len(value.shape))]
     if joined := list_joined(op):
         return [(v, True) for v in joined if v.kind & DATA]
     product = match_factor(op)
     if product is not None and product[1].kind in ("noise", "mask", "guard"):
         return [(product[0], True)]
-    if not op.traits.isdisjoint(("mixing", "combining")):
+    if op.traits & {"mixing", "combining"}:
         return []
     return [(v, False) for v in op.inputs if v.kind & DATA and not _list_sizes(v).isdisjoint(_list_sizes(value))]
 
@@ -358,9 +351,7 @@ def is_computed_from(value: Value, carried: set[Value]) -> bool:
 
     def follow(item: tuple[Value, bool]) -> list[tuple[Value, bool]]:
         v, is_mixed = item
-        if v.op is None:
-            return []
-        return [(source, is_mixed or "mixing" in v.op.traits) for source in v.op.inputs if source.index >= lowest]
+        return [(source, is_mixed or "mixing" in v.traits) for source in v.inputs if source.index >= lowest]
 
     return any(is_mixed and v in carried for v, is_mixed in walk([(value, False)], follow))
 
@@ -406,7 +397,7 @@ def _describe_product(op: Op, x: Value, operand: Value) -> str:
 
 def _is_batch_normed(op: Op) -> bool:
     """Return whether a sum, or a view of it, is normalized over the batch, or over other dimensions than the features."""
-    views = walk(op.outputs, lambda v: [out for user in v.users for out in user.outputs if is_view(user)])
+    views = list_views(op.outputs[0])
     return any({"normalizing", "channels_first"} <= user.traits for value in views for user in value.users)
 
 

@@ -68,9 +68,9 @@ def split_views(op: Op, dims: Dims, roots: Roots) -> Dims | None:
     rank = len(old)
     if "swap" in op.traits and rank == len(new):
         first, second = (d % rank for d in (op.args[1:3] if len(op.args) > 2 else (0, 1))) if rank > 1 else (0, 0)
-        order = [*range(rank)]
-        order[first], order[second] = second, first
-        return tuple(dims[k] for k in order)
+        swapped = [*dims]
+        swapped[first], swapped[second] = dims[second], dims[first]
+        return tuple(swapped)
     if op.name == "permute":
         return tuple(dims[k % rank] for k in op.args[1])
     if op.name == "alias" and len(op.args) > 1:  # the same memory with permuted dimensions
@@ -82,12 +82,17 @@ def split_views(op: Op, dims: Dims, roots: Roots) -> Dims | None:
         at = op.args[1] % len(new)
         return (*dims[:at], (), *dims[at:])
     if op.name == "squeeze":
-        chosen = op.get("dim", [*range(rank)])
-        chosen = [d % rank for d in (chosen if isinstance(chosen, list | tuple) else [chosen]) if rank]
+        chosen = list_dims(op, rank) or range(rank)
         return tuple(dim for k, dim in enumerate(dims) if k not in chosen or old[k] != 1)
     if old == new:
         return dims
     return broadcast(dims, old, new, roots) if "expand" in op.traits else reshape_dims(dims, new)
+
+
+def list_dims(op: Op, rank: int) -> list[int]:
+    """Return the argument `dim` of an operator as a list, counted from the front; an empty list if there is no such argument."""
+    dims = op.get("dim")
+    return [d % rank for d in (dims if isinstance(dims, list | tuple) else [dims]) if isinstance(d, int) and rank]
 
 
 def broadcast(dims: Dims, old: tuple[int, ...], new: tuple[int, ...], roots: Roots) -> Dims:
@@ -152,8 +157,8 @@ def covers_features(value: Value, joined: bool = False) -> bool:
     """
     source = strip_views(value)
     first = value  # view of the source
-    while first is not source and first.op is not None and first.op.inputs[0] is not source:
-        first = first.op.inputs[0]
+    while first is not source and first.inputs[0] is not source:
+        first = first.inputs[0]
     if len(source.shape) == 2 and first.shape[-1:] == source.shape[-1:]:
         source = first  # a matrix product, viewed with several dimensions in place of its rows
     dims = _follow_views(value, source)

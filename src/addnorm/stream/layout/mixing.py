@@ -12,7 +12,7 @@ from typing import Any
 
 from addnorm.stream.dataflow.arithmetic import has_numbers
 from addnorm.stream.dataflow.graph import DATA, Op, Value
-from addnorm.stream.layout.dimensions import ANONYMOUS, Dim, Dims, Part, Roots, resize, split_views
+from addnorm.stream.layout.dimensions import ANONYMOUS, Dim, Dims, Part, Roots, list_dims, resize, split_views
 
 Results = Sequence[Dims | None]
 
@@ -65,12 +65,12 @@ class Mixing:
         return known if known is not None else tuple(_fill((), size) for size in value.shape)
 
     def _note(self, into: set[Part], *dims: Dim) -> None:
-        into.update(part for dim in dims for part in dim if part.root != ANONYMOUS)
+        into.update(_list_known(*dims))
 
     def _project(self, dim: Dim) -> None:
         """Record a dimension that a product with a parameter combines."""
         self._note(self.strong, dim)
-        self.projected += [part for part in dim if part.root != ANONYMOUS]
+        self.projected += _list_known(dim)
 
     def _view(self, op: Op) -> Results:
         return [split_views(op, self._get(op.inputs[0]), self.roots)]
@@ -138,19 +138,19 @@ class Mixing:
         return dims
 
     def _reduce(self, op: Op) -> Results:
-        x, dims = op.args[0], self._get(op.args[0])
-        rank = len(x.shape)
-        chosen = _list_dims(op, rank) or [*range(rank)]
+        dims = self._get(op.args[0])
+        rank = len(dims)
+        chosen = list_dims(op, rank) or [*range(rank)]
         self._note(self.weak, *(dims[d] for d in chosen))
         if "sum" in op.traits:
-            self.reduced += [part for d in chosen for part in dims[d] if part.root != ANONYMOUS]
+            self.reduced += _list_known(*(dims[d] for d in chosen))
         keeps = len(op.outputs[0].shape) == rank
         reduced = tuple(() if k in chosen else dim for k, dim in enumerate(dims) if keeps or k not in chosen)
         return [reduced] * len(op.outputs)
 
     def _scan(self, op: Op) -> Results:
         dims = self._get(op.args[0])
-        chosen = _list_dims(op, len(dims))
+        chosen = list_dims(op, len(dims))
         if has_numbers(op.outputs[0]):
             self._note(self.strong, *(dims[d] for d in chosen))
         return [self._resize(op, dims, chosen)]
@@ -192,20 +192,19 @@ class Mixing:
         return [self._get(op.args[0])]
 
 
-def _list_dims(op: Op, rank: int) -> list[int]:
-    """Return the argument `dim` of an operator as a list, counted from the front; an empty list if there is no such argument."""
-    dims = op.get("dim")
-    return [d % rank for d in (dims if isinstance(dims, list | tuple) else [dims]) if isinstance(d, int)]
-
-
 def _fill(dim: Dim, size: int) -> Dim:
     """Return `dim`, or if nothing is known of it a dimension of this size that belongs to no axis of the stream."""
     return dim if dim or size == 1 else (Part(ANONYMOUS, 1, size),)
 
 
+def _list_known(*dims: Dim) -> list[Part]:
+    """Return the parts that belong to axes of the stream."""
+    return [part for dim in dims for part in dim if part.root != ANONYMOUS]
+
+
 def _select_known(dims: Iterable[Dim]) -> Dim:
     """Return the first dimension that has a part of an axis of the stream; an empty dimension if there is none."""
-    return next((dim for dim in dims if any(part.root != ANONYMOUS for part in dim)), ())
+    return next(filter(_list_known, dims), ())
 
 
 _RULES: dict[str, Callable[[Mixing, Op], Results]] = {

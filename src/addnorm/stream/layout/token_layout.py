@@ -79,7 +79,7 @@ class TokenLayout:
 
     def exchange(self) -> TokenLayout:
         """Return the layout with sequences and tokens exchanged."""
-        pieces = tuple(tuple(Piece(p.part, not p.is_token, p.order) for p in of_dim) for of_dim in self.pieces)
+        pieces = tuple(tuple(replace(p, is_token=not p.is_token) for p in of_dim) for of_dim in self.pieces)
         return replace(self, pieces=pieces)
 
     def measure(self, shape: Sequence[int]) -> tuple[int, int] | None:
@@ -96,23 +96,20 @@ class TokenLayout:
             counts[bool(run and run[0].is_token)] *= size
         return counts[0], counts[1]
 
-    def sort_tokens(self, t: Tensor, has_features: bool = True) -> Tensor | None:
+    def sort_tokens(self, t: Tensor) -> Tensor | None:
         """Return a tensor whose dimensions other than the last are in canonical order: first sequences, then tokens.
 
         Args:
-            t: the tensor with its features last, or without features.
-            has_features: whether the tensor has features.
+            t: the tensor with its features last.
 
         Returns:
             The tensor; None if the order of the tokens is not known for a tensor of this shape.
         """
-        sizes = self._measure_runs(t.shape[:-1] if has_features else t.shape)
+        sizes = self._measure_runs(t.shape[:-1])
         if sizes is None:
             return None
         runs = [run for of_dim in self._runs for run in of_dim]
         order = sorted(range(len(runs)), key=lambda k: runs[k][0].key if runs[k] else (False, -1, 0))
-        if not has_features:
-            return t.reshape(sizes).permute(order)
         return t.reshape(*sizes, t.shape[-1]).permute(*order, len(order))
 
     def _measure_runs(self, shape: Sequence[int]) -> list[int] | None:

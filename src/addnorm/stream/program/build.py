@@ -78,7 +78,7 @@ def _find_outside(flow: Flow, carriers: Sequence[Carrier], spine: Spine) -> list
     """Return the residual sums that lead to the results and are in no stream, sublayer or coefficient of a program."""
     inside = {value.op for value in spine.relevant} | {op for write in spine.writes for op in write.ops}
     inside.update(find_coefficient_ops(spine))
-    results = {*walk(flow.list_results(), lambda value: value.op.inputs if value.op is not None else [])}
+    results = {*walk(flow.list_results(), lambda value: value.inputs)}
     sums = {op for carrier in carriers for op in carrier.find_residual_sums(flow)} - inside
     return sorted((op for op in sums if not results.isdisjoint(op.outputs)), key=lambda op: op.index)
 

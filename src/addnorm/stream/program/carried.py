@@ -338,7 +338,7 @@ def find_weights(op: Op) -> Tensor | None:
     """Return the weights with which an attention without mask averages its values, in float64; None with a mask."""
     if op.get("is_causal", False) or op.get("attn_mask", op.get("attn_bias")) is not None:
         return None
-    query, key = (value.tensor.detach().double() for value in op.args[:2])
+    query, key = (value.exact for value in op.args[:2])
     scale = op.get("scale")
     return torch.softmax(query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale), -1)
 

@@ -296,7 +296,7 @@ def find_leaves(spine: Spine, operands: Sequence[Value]) -> tuple[list[Value], l
     """Return the parameters and buffers from which `operands` are computed, and the operators between, up to the streams."""
 
     def follow(value: Value) -> list[Value]:
-        return value.op.inputs if value.op is not None and value not in spine.relevant else []
+        return [] if value in spine.relevant else value.inputs
 
     values = [*walk(operands, follow)]
     leaves = [value for value in values if value.op is None and value.name and not value.kind & DATA]

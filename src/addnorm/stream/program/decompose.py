@@ -139,7 +139,7 @@ def propagate_components(
     done = 0
     for value in region:
         known[value] = (
-            {sources[value]: value.tensor.detach().double()}
+            {sources[value]: value.exact}
             if value in sources
             else _compute(carrier, value, known, START if value.index < first else JOINED)
         )

@@ -94,7 +94,7 @@ def to_streams(carrier: Carrier, value: Value, tensor: Tensor | None = None, lik
     Its tokens get the order that they have in `like` (`Carrier.order`).
     """
     sizes, order, n = carrier.order(value, like)
-    tensor = value.tensor.detach().double() if tensor is None else tensor
+    tensor = value.exact if tensor is None else tensor
     return tensor.reshape(sizes).permute(order).reshape(-1, n, carrier.width)
 
 
@@ -132,7 +132,7 @@ def measure_map(carrier: Carrier, target: Value, sources: Sequence[Value], freez
     result = apply_map(carrier, part, {source: to_streams(carrier, source) for source in sources})
     if result is None:  # the target has other tokens than the sources
         part.reason = part.reason or TOKENS
-        actual = {operand: operand.tensor.detach().double() for operand in operands}
+        actual = {operand: operand.exact for operand in operands}
         result = _finish(carrier, part, to_streams(carrier, total, _evaluate(carrier, total, actual, region)))
     part.error = relative_error(to_streams(carrier, target), result)
     return part
@@ -262,7 +262,7 @@ def replay(value: Value, carried: Sequence[Value], known: Mapping[Value, Tensor]
     assert op is not None
     if value.norm is not None:
         norm: Norm = value.norm
-        frozen = norm.denominator(norm.x.tensor.detach().double())
+        frozen = norm.denominator(norm.x.exact)
         return norm.linear(known[norm.x].reshape(norm.x.shape), frozen).reshape(value.shape)
     if "guard" in op.traits:
         return known[carried[0]]

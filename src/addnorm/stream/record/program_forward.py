@@ -218,7 +218,7 @@ def _multiply_factors(factors: Iterable[Factor], width: int) -> Tensor | float:
     """
     product: Tensor | float = 1.0
     for factor in factors:
-        value = None if factor.value is None else factor.value.tensor.detach().double()
+        value = None if factor.value is None else factor.value.exact
         if factor.kind not in ("constant", "learned") or (value is not None and value.numel() not in (1, width)):
             raise OmittedError("a norm's output is multiplied by another factor for each token")
         product = product * (factor.number if value is None else value.reshape(-1))

@@ -131,7 +131,7 @@ class ProgramProbes:
         spine = self.program.spine
 
         def reads_streams(value: Value) -> bool:
-            inputs = walk([value], lambda v: [] if v in spine.relevant or v.op is None else v.op.inputs)
+            inputs = walk([value], lambda v: [] if v in spine.relevant else v.inputs)
             return bool(value.kind & DATA) and not spine.relevant.isdisjoint(inputs)
 
         def leave_fused(value: Value) -> Value:
@@ -149,7 +149,7 @@ class ProgramProbes:
         if not all(op in steps or op.whole in steps for value in found for op in value.users):
             raise OmittedError("a coefficient has other uses")
         results = [value for value in self.flow.list_results() if value.tensor.is_floating_point()]
-        others = walk(results, lambda v: [] if v is spine.end or v.op is None else v.op.inputs)
+        others = walk(results, lambda v: [] if v is spine.end else v.inputs)
         if found and not spine.relevant.isdisjoint(v for v in others if v is not spine.end):
             raise OmittedError("the model returns more than what it computes from the last read")
         return found

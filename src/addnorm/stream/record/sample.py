@@ -6,7 +6,6 @@ than `BYTES`. With norms frozen, the components of a state follow from those of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -309,11 +308,10 @@ class TokenSample(Sample):
         """Return an add as an `Equation`, with the weights that the forward used."""
         path, state = self.chain.adds[k].residual_path, self.states[0][0]
         one = torch.ones(1, 1, 1, 1, dtype=torch.float64, device=state.device)
-        scale = math.prod([*(factor.number for factor in path.factors), *(term.factor for term in path.terms)])
-        columns = [Column(0, scale * one), *(Column(1 + j, one) for j in range(len(self.chain.sublayers[k])))]
+        columns = [Column(0, path.number * one), *(Column(1 + j, one) for j in range(len(self.chain.sublayers[k])))]
         after: list[FrozenNorm | Tensor | float] = []
         for path, norm in zip_longest(find_paths(self.chain, k), self.chain.norms_out[k]):
-            after.append(math.prod(factor.number for factor in path.factors))
+            after.append(path.number)
             if norm is not None:
                 frozen = replace(norm, weight=self._freeze(norm.weight), bias=self._freeze(norm.bias))
                 after.append(FrozenNorm(frozen))
