@@ -124,3 +124,12 @@ def test_inspect_names_no_norm_only_without_rescaling(name):
     wiring, remarks = inspection.streams[0].wiring, inspection.streams[0].remarks
     assert (wiring and wiring.name) == (None if name in UNNAMED else "no_norm")
     assert any("the norms are inside" in remark for remark in remarks) == (name in UNNAMED)
+
+
+def test_inspect_takes_no_softmax_by_hand_for_a_norm():
+    def step(m, k, x):
+        weights = (m.gates[k](x) @ x.mT / 16).exp()
+        return x + m.mlps[k](weights / weights.sum(-1, keepdim=True) @ x)
+
+    (stream,) = inspect_steps(repeat(step)).streams
+    assert (stream.wiring.name, stream.remarks) == ("no_norm", ())

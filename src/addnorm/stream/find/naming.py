@@ -6,11 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from addnorm import wirings
 from addnorm._util.numbers import format_number
-from addnorm.stream.dataflow.arithmetic import get_number, strip_views
+from addnorm.stream.dataflow.arithmetic import get_number
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.replay import recompute, relative_error
 from addnorm.stream.find.chain import Chain
@@ -23,6 +24,14 @@ WITHOUT_FINAL_NORM = "without the final norm of this wiring"
 SCALED_SKIP = "between sublayers the stream is multiplied by a factor, and an earlier state is added"
 SKIPS = "every layer adds an earlier state once more"
 SKIP = "an earlier state is added once more, which this wiring does not do"
+SWAPPED = (
+    "the factor {0} is {1}'s at this depth, but on the branch, x' = N(x + {0} f(x)): "
+    "{1} has it on the stream, N({0} x + f(x))"
+)
+USUAL = (
+    "post_ln", "pre_ln", "sandwich", "peri_ln", "reordered", "no_norm", "layernorm_scaling", "admin", "no_residual", "deepnorm",
+    "depth_scaled",
+)  # fmt: skip  # wirings that are tried with their default options
 SCALE, SAME = 1.5, 1e-2  # a sublayer whose output differs by less for an input times SCALE normalizes it
 TOLERANCE = 1e-5  # relative: constants pass through the model's dtype
 
@@ -35,7 +44,7 @@ class SublayerSummary(NamedTuple):
     kind: str
     role: str
     num_parallel: int  # sublayers of the same add
-    norms_in: frozenset[int]  # id() of the norms through which the sublayers of the add read
+    norms_in: frozenset[Any]  # the norms through which the sublayers of the add read
     scale_names: tuple[str, ...] = ()  # parameters that scale the write
     has_reasons: bool = False  # whether a part of the sublayer is not understood
     skip_length: int = 0  # number of sublayers that a skip spans
@@ -47,7 +56,7 @@ def summarize_sublayer(chain: Chain, sublayer: Sublayer, layer: int, row: Row, h
     parts = chain.sublayers[sublayer.place]
     return SublayerSummary(
         layer, row, sublayer.kind, sublayer.role, sum(part.role == "branch" for part in parts),
-        frozenset(id(norm) for part in parts for norm in part.reads.norms),
+        frozenset(norm for part in parts for norm in part.reads.norms),
         find_scale_names(sublayer), has_reasons,
         _count_skipped(chain, sublayer), _has_inner_norm(sublayer) or (not any(_norms(row)) and _ignores_scale(sublayer)),
     )  # fmt: skip
@@ -59,8 +68,8 @@ def find_scale_names(sublayer: Sublayer) -> tuple[str, ...]:
 
 
 def _find_first_input(value: Value) -> Value:
-    while value.op is not None and value.op.inputs:
-        value = value.op.inputs[0]
+    while value.inputs:
+        value = value.inputs[0]
     return value
 
 
@@ -69,7 +78,7 @@ def _has_inner_norm(sublayer: Sublayer) -> bool:
     norms = [norm for norm in (*sublayer.reads.norms, sublayer.norm) if norm is not None]
     known = {op for norm in norms for op in norm.ops}
     others = [op for op in sublayer.ops if op not in known]
-    return any("normalizing" in op.traits or op.norms or _takes_root(op) or _divides_by_size(op) for op in others)
+    return any("normalizing" in op.traits or op.norms or _takes_root(op) for op in others)
 
 
 def _ignores_scale(sublayer: Sublayer) -> bool:
@@ -86,21 +95,6 @@ def _takes_root(op: Op) -> bool:
     """Return whether an operator is a power with a fractional exponent, as in a local response norm."""
     number = get_number(op.args[1]) if op.name == "pow" else None
     return number is not None and number % 1 != 0
-
-
-def _divides_by_size(op: Op) -> bool:
-    """Return whether an operator divides a token by a number that was computed from its features, such as mean(|x|)."""
-    if op.name != "div" or len(op.inputs) != 2 or op.inputs[1].shape[-1:] != (1,) or op.inputs[0].shape[-1:] == (1,):
-        return False
-    value, x = strip_views(op.inputs[1]), strip_views(op.inputs[0])
-    shifted = strip_views(x.op.inputs[0]) if x.op is not None and x.op.name in ("sub", "add") else x
-    for _ in range(8):  # the mean of a function of x
-        if value is x or value is shifted:
-            return True
-        if value.op is None or not value.op.inputs or "mixing" in value.op.traits:
-            return False
-        value = strip_views(value.op.inputs[0])
-    return False
 
 
 def _count_skipped(chain: Chain, sublayer: Sublayer) -> int:
@@ -133,7 +127,7 @@ def identify_wiring(
         return None, ["between sublayers the stream is multiplied by a factor, and something is added"]
     others = [s for s in usual if s.kind == "other"]
     is_before = usual[: len(others)] == others  # a positional convolution, for example
-    if others and is_before and len(others) < len(usual) and len({_norms(s.row) for s in usual}) > 1:
+    if is_before and len(others) < len(usual) and len({_norms(s.row) for s in usual}) > 1:
         usual = [s for s in usual if s.kind != "other"]
     best: tuple[Wiring, list[str]] | None = None
     for wiring in _list_candidates(usual, other_layers):
@@ -180,17 +174,15 @@ def _list_other_rules(wiring: Wiring, num_layers: int) -> list[str]:
 
 def _is_bottom_to_top(sublayers: Sequence[SublayerSummary]) -> bool:
     """Return whether every layer is post-LN and adds its input once more before its last norm (B2T)."""
-    layers: dict[int, list[SublayerSummary]] = {}
-    for s in sublayers:
-        layers.setdefault(s.layer, []).append(s)
-    for of_layer in layers.values():
+    for _, group in groupby(sublayers, key=lambda s: s.layer):
+        of_layer = [*group]
         own = [s for s in of_layer if s.role == "branch"]
         skips = [s for s in of_layer if s.role == "skip"]
         is_plain = all(rows_match(replace(s.row, norm_out=False), Row()) for s in of_layer)
         has_norms = of_layer[-1].row.norm_out and all(s.row.norm_out for s in own[:-1])
         if len(skips) != 1 or not is_plain or not has_norms or skips[0].skip_length != len(own):
             return False
-    return bool(layers)
+    return bool(sublayers)
 
 
 def _list_candidates(sublayers: Sequence[SublayerSummary], other_layers: int | None) -> Iterator[Wiring]:
@@ -203,10 +195,8 @@ def _list_candidates(sublayers: Sequence[SublayerSummary], other_layers: int | N
     if any(s.num_parallel > 1 for s in sublayers):
         return
     b = sublayers[-1].row.b
-    yield from (wirings.post_ln(), wirings.pre_ln(), wirings.sandwich(), wirings.peri_ln(), wirings.reordered())
-    yield from (wirings.no_norm(), wirings.layernorm_scaling(), wirings.admin())
-    yield from (wirings.no_residual(), wirings.no_residual(norm=False))
-    yield from (wirings.deepnorm(), wirings.depth_scaled())
+    yield from map(wirings.get, USUAL)
+    yield wirings.no_residual(norm=False)
     if len(sublayers) > 2:  # its first sublayer is pre-LN's, its second has no factor
         yield wirings.keel()
     if other_layers is not None:
@@ -244,13 +234,10 @@ def _compare_wiring(
     num_layers = sublayers[-1].layer + 1
     per_layer = max(Counter(s.layer for s in sublayers).values())
     remarks: list[str] = []
-    layer, place = -1, 0
+    places = Counter[int]()
     for k, s in enumerate(sublayers):
-        place = 0 if s.layer != layer else place + 1
-        layer = s.layer
-        expected = wiring.row(layer, place, num_layers, per_layer)
-        if expected.shares:  # each of the parallel sublayers is found with the norm that it reads
-            expected = replace(expected, shares="", norm_in=True)
+        expected = wiring.row(s.layer, places[s.layer], num_layers, per_layer)
+        places[s.layer] += 1
         if rows_match(expected, s.row):
             continue
         first_row = Row(norm_in=True, a=s.row.a, b=s.row.b)
@@ -271,7 +258,8 @@ def _compare_wiring(
 
 
 def _norms(row: Row) -> tuple[bool, bool, bool]:
-    return row.norm_in, row.norm_branch, row.norm_out
+    # Each of the parallel sublayers is found with the norm that it reads.
+    return bool(row.norm_in or row.shares), row.norm_branch, row.norm_out
 
 
 def rows_match(expected: Row, row: Row) -> bool:
@@ -300,17 +288,10 @@ def _find_swapped_factors(sublayers: Sequence[SublayerSummary], other_layers: in
     if b == 1.0:
         return []
     swapped = [s._replace(row=replace(s.row, norm_out=True, a=b, b=1.0, c=1.0)) for s in sublayers]
-    candidates = _list_candidates(swapped, other_layers)
-    wiring = next(
-        (candidate for candidate in candidates if _compare_wiring(candidate, swapped, False, False) is not None), None
-    )
-    if wiring is None:
-        return []
-    k = format_number(b, trim=True)
-    name, written = wiring.name, f"x' = N(x + {k} f(x))"
-    return [
-        f"the factor {k} is {name}'s at this depth, but on the branch, {written}: {name} has it on the stream, N({k} x + f(x))"
-    ]
+    for wiring in _list_candidates(swapped, other_layers):
+        if _compare_wiring(wiring, swapped, False, False) is not None:
+            return [SWAPPED.format(format_number(b, trim=True), wiring.name)]
+    return []
 
 
 PRE = re.compile(r"pre[-_ ]?(ln|norm|layer[-_ ]?norm)", re.I)
