@@ -12,7 +12,7 @@ TOOLS = {
         (
             Fault("lerp-operands-swapped", "stream", "($term($a, $op, 1.0 - $w), $term($b, $op, $w))", "($term($a, $op, $w), $term($b, $op, 1.0 - $w))"),
             Fault("doubling-is-an-add", "stream/find", "$r is None or $r.source in $multiples", "$r is None"),
-            Fault("unbiased-norm-as-biased", "stream", "$x.var(-1, correction=int($u), keepdim=True)", "$x.var(-1, correction=0, keepdim=True)"),
+            Fault("unbiased-norm-as-biased", "stream", "$t / (d - self.unbiased)", "$t / d"),
             Fault("closure-tolerance", "stream/find", "torch.float32: 1e-5", "torch.float32: 1e-2"),
             Fault("partial-writes-passed-over", "stream/find", "$unclear.append(PARTIAL)", "pass"),
             Fault("mix-ln-named-by-layer", "stream/find", "$w.mix_ln(max($post) + 1)", "$w.mix_ln(max($post))"),
