@@ -30,6 +30,7 @@ def steps(add, norm_out=False):
 
 SUMS = {
     "(x + f) + x": (lambda m, x, f: (x + f) + x, "unknown", "x' = 2 x + f(N(x))"),
+    "in place": (lambda m, x, f: f.add_(x).add_(x), "unknown", "x' = 2 x + f(N(x))"),
     "2 x + f, post-LN": (lambda m, x, f: x + f + x, "unknown", "x' = N(2 x + f(x))"),
     "x + g f + x": (lambda m, x, f: x + m.gammas[0] * f + x, "unknown", "x' = 2 x + b ⊙ f(N(x))"),
     "(x + f) - x / 4": (lambda m, x, f: (x + f) - 0.25 * x, "unknown", "x' = 0.75 x + f(N(x))"),

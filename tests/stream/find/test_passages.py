@@ -74,6 +74,9 @@ TOKENS = {
     "transposed": lambda x: x.permute(2, 0, 1).contiguous().permute(1, 2, 0),
     "split and joined": lambda x: torch.cat(x.split([2, 3], 1)[::-1], 1),
     "rounded": lambda x: x.bfloat16().float(),
+    "nan_to_num": torch.nan_to_num,
+    "where": lambda x: torch.where(x.isfinite(), x, torch.zeros_like(x)),
+    "masked_fill": lambda x: x.masked_fill(x.isnan(), 0.0),
 }
 
 

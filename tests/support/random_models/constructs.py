@@ -5,16 +5,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-import addnorm
-from addnorm import Row, wirings
-from support.answers import Norm, Site
 from support.random_models.graphs import POST, PRE, Graph, Kit, flatten, through
 from support.random_models.model import Trace, TracedSite
-from support.random_models.rows import Plan
 from support.random_models.sublayers import Mlp
 
 CONSTRUCTS = {}
-SKIP = Site("", "", None, role="skip")
 
 
 def construct(name):
@@ -69,55 +64,6 @@ def parallel(kit):
     return kit.build(model, [kit.input()], kit.stream(answers, "parallel", final=last), trace=trace)
 
 
-@construct("residual added twice")
-def doubled(kit):
-    """Build 2 x + f(N(x)) as a sum of three terms."""
-    add = kit.rng.choice((
-        lambda x, f: (x + f) + x,
-        lambda x, f: x + (x + f),
-        lambda x, f: x + x + f,
-        lambda x, f: 2 * x + f,
-        lambda x, f: f.add_(x).add_(x),
-    ))  # fmt: skip
-    layers, last = kit.layers(plan=Plan(norm_in=True, a=2.0)), kit.norm()
-    stream = kit.stream(kit.sites(layers), None, "no published wiring doubles the stream", final=last)
-    return kit.loop(layers, lambda m, k, part, x: add(x, part.branch(x)), by_hand=True, stream=stream, last=last)
-
-
-@construct("B2T")
-def bottom_to_top(kit):
-    layers = kit.layers(plan=POST)
-
-    def run(model, x):
-        for one, two in model.layers:
-            h = one.norm_out(x + one.f(x))
-            x = two.norm_out(h + two.f(h) + x)
-        return x
-
-    sites = kit.sites(layers)
-    sites = [site if k % 2 == 0 else replace(site, row=Row(), norm_out=None) for k, site in enumerate(sites)]
-    sites = [
-        part for one, two in zip(sites[::2], sites[1::2], strict=True) for part in (one, two, SKIP)
-    ]  # its norm follows the skip
-    stream = kit.stream(sites, "b2t", num_layers=len(layers))
-    return kit.build(Graph(run, layers=layers), [kit.input()], stream)
-
-
-@construct("ResiDual")
-def resi_dual(kit):
-    layers, last = kit.layers(plan=POST), kit.norm()
-
-    def run(model, x):
-        u = v = x
-        for step in flatten(model.layers):
-            f = step.f(u)
-            u, v = step.norm_out(u + f), v + f
-        return u + model.last(v)
-
-    stream = kit.stream(kit.sites(layers), "resi_dual", final=last)
-    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream)
-
-
 @construct("addmm")
 def fused_product(kit):
     """Build adds inside the last product of a feed-forward: x + h W as torch.addmm(x, h, W)."""
@@ -131,27 +77,6 @@ def fused_product(kit):
         return torch.addmm(x.flatten(0, 1), h, part.f.down.weight.T).view_as(x)
 
     return kit.loop(layers, step, by_hand=True, stream=kit.stream(kit.sites(layers, path=""), final=last), last=last)
-
-
-@construct("addnorm.ResidualStack")
-def library_stack(kit):
-    """Build a stack of this library, with its fused operators, for any of its wirings."""
-    wiring = kit.rng.choice(
-        [w for w in wirings.list_all() if w.is_sequential and w.name not in ("no_residual", "mix_ln")]
-    )
-    norm, eps = kit.rng.choice(("layer", "rms")), 1e-5
-    sublayers = [kit.sublayer(letter) for _ in range(kit.num_layers) for letter in "af"]
-    stack = addnorm.ResidualStack(sublayers, kit.d, wiring, norm=norm, eps=eps)
-
-    def answer(has_norm):
-        return Norm("", norm, eps) if has_norm else None
-
-    sites = [
-        Site("", f.kind, row, *map(answer, (row.norm_in, row.norm_branch, row.norm_out)))
-        for f, row in zip(sublayers, wiring.rows(kit.num_layers), strict=True)
-    ]
-    ends = {"embedding_norm": answer(wiring.embedding_norm), "final_norm": answer(wiring.ends_in_norm(kit.num_layers))}
-    return kit.build(stack, [kit.input()], kit.stream(sites, wiring.name, **ends))
 
 
 # --- several streams ------------------------------------------------------------------------------------------------------

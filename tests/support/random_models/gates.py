@@ -1,4 +1,4 @@
-"""Constructs with gates and conditions, with several states, with skips, and with mistakes: rows describe few of them."""
+"""Constructs with gates and conditions, with several states, and with mistakes: rows describe few of them."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from addnorm import Row
 from support.answers import Site
-from support.random_models.constructs import SKIP, construct
+from support.random_models.constructs import construct
 from support.random_models.graphs import POST, PRE, Graph, flatten, through
 from support.random_models.layouts import Layout
 from support.random_models.rows import Plan
@@ -71,25 +71,15 @@ def write_gate(kit):
     return _undescribed(kit, step, "the sublayer reads the stream with and without its norm", gates=kit.linears())
 
 
-@construct("condition: shift and scale")
-def adaptive_norm(kit):
-    return _conditioned(kit, 2)
-
-
 @construct("condition: shift, scale and gate")
-def adaptive_norm_zero(kit):
-    return _conditioned(kit, 3)
-
-
-def _conditioned(kit, count):
+def adaptive_norm(kit):
     """Build adaLN: a condition changes what sublayers read, and what they write; both are parts of the sublayer."""
     layers, last = kit.parts()
-    maps = nn.ModuleList(nn.Linear(5, kit.d * count) for _ in flatten(layers))
+    maps = nn.ModuleList(nn.Linear(5, 3 * kit.d) for _ in flatten(layers))
 
     def step(model, k, part, x, c):
-        shift, scale, *gate = F.silu(model.maps[k](c))[:, None].chunk(count, -1)
-        y = part.f(part.norm_in(x) * (1 + scale) + shift)
-        return x + (gate[0] * y if gate else y)
+        shift, scale, gate = F.silu(model.maps[k](c))[:, None].chunk(3, -1)
+        return x + gate * part.f(part.norm_in(x) * (1 + scale) + shift)
 
     stream = kit.stream(kit.sites(layers, path=""), final=last)
     inputs = [kit.input(), kit.noise(kit.sizes.batch, 5)]
@@ -113,35 +103,6 @@ def gated_sandwich(kit):
 # --- several states -------------------------------------------------------------------------------------------------------
 
 
-@construct("hyper-connections")
-def hyper_connections(kit):
-    n, is_dynamic = kit.rng.choice((2, 3)), kit.rng.random() < 0.5
-    how = kit.rng.choice(("matmul", "einsum", "list"))
-
-    def run(model, x):
-        streams = x.unsqueeze(-2).expand(*x.shape[:-1], n, kit.d)
-        for k, part in enumerate(flatten(model.layers)):
-            mix = model.mix[k] + (torch.tanh(streams @ model.dynamic[k].weight[:n].T) if is_dynamic else 0.0)
-            y = part.branch((model.read[k][:, None] * streams).sum(-2))
-            if how == "matmul":
-                streams = mix @ streams + model.inject[k][:, None] * y.unsqueeze(-2)
-            elif how == "einsum":
-                mixed = torch.einsum("...ij,...jd->...id", mix.expand(*x.shape[:-1], n, n), streams)
-                streams = mixed + torch.einsum("i,...d->...id", model.inject[k], y)
-            else:
-                rows = [sum(mix[..., i, j, None] * streams[..., j, :] for j in range(n)) for i in range(n)]
-                streams = torch.stack([row + model.inject[k][i] * y for i, row in enumerate(rows)], -2)
-        return model.last(streams.sum(-2))
-
-    layers, last = kit.parts()
-    count = len(flatten(layers))
-    mix, read, inject = (
-        nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _ in range(count)) for shape in ((n, n), (n,), (n,))
-    )
-    model = Graph(run, layers=layers, last=last, mix=mix, read=read, inject=inject, dynamic=kit.linears(count))
-    return kit.build(model, [kit.input()], reason="a matrix mixes several states")
-
-
 @construct("reversible pair")
 def reversible(kit):
     layers, last = kit.parts()
@@ -161,62 +122,7 @@ def reversible(kit):
     return kit.build(Graph(run, layers=layers, last=last), inputs, reason="two streams write to each other in turn")
 
 
-@construct("dense connections")
-def dense(kit):
-    """Build sublayers that read the weighted sum of all earlier states (DenseFormer)."""
-    layers, last = kit.parts()
-    count = len(flatten(layers)) + 1
-    weights = nn.ParameterList(nn.Parameter(torch.zeros(count)) for _ in range(count))
-
-    def run(model, x):
-        states = [x]
-        for k, part in enumerate(flatten(model.layers)):
-            states.append(part.run(x))
-            x = sum(model.weights[k][j] * state for j, state in enumerate(states))
-        return model.last(x)
-
-    model = Graph(run, layers=layers, last=last, weights=weights)
-    return kit.build(model, [kit.input()], reason="states are mixed over depth")
-
-
 # --- skips ----------------------------------------------------------------------------------------------------------------
-
-
-@construct("long skip")
-def long_skip(kit):
-    layers, last = kit.layers(num_layers=3), kit.norm()
-
-    def run(model, x):
-        states = []
-        for k, layer in enumerate(model.layers):
-            x = x + states[1] if k == 2 else x
-            states.append(x)
-            x = through(layer, x)
-        return model.last(x)
-
-    sites = kit.sites(layers)
-    sites.insert(4, SKIP)
-    stream = kit.stream(sites, final=last, num_layers=3)
-    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream)
-
-
-@construct("x_0 added again")
-def first_state_again(kit):
-    layers, last = kit.parts()
-    scales = nn.ParameterList(nn.Parameter(torch.ones(())) for _ in range(2 * len(layers)))
-
-    def change(model, n, x, first):
-        return model.scales[2 * n] * x + model.scales[2 * n + 1] * first if n else x
-
-    facts = {
-        "reason": "between layers x_0 is added to a multiple of the stream",
-        "words": ("skip", "factor", "earlier state"),
-    }
-    stream = kit.stream(kit.sites(layers), final=last)
-    return kit.loop(
-        layers, lambda m, k, part, x, _: part.run(x), begin=lambda m, x: (x, x), change=change, stream=stream, facts=facts,
-        last=last, scales=scales,
-    )  # fmt: skip
 
 
 @construct("skip by concatenation")
@@ -245,12 +151,6 @@ def activation_between(kit):
 
 
 # --- mistakes and models without a stream ---------------------------------------------------------------------------------
-
-
-@construct("norms in a row")
-def norms_in_a_row(kit):
-    more = nn.ModuleList(kit.norm() for _ in range(6))
-    return _undescribed(kit, lambda m, k, part, x: m.more[k](part.run(x)), "two norms follow each add", POST, more=more)
 
 
 @construct("residual counted twice")
@@ -321,18 +221,3 @@ def other_norms(kit):
     stream = kit.stream(sites, None, "its norms are over more than the features of a token", per_layer=1)
     x = Layout("channels", kit.sizes).apply(kit.input())
     return kit.build(Graph(run, norms=norms, convs=convs), [x], stream)
-
-
-@construct("training: dropout")
-def training(kit):
-    """Build pre-LN in training mode with dropout or stochastic depth."""
-    layers, last = kit.parts()
-    how = kit.rng.choice(("dropout", "stochastic depth"))
-
-    def step(model, k, part, x):
-        y = part.branch(x)
-        if how == "dropout":
-            return x + F.dropout(y, 0.2, training=True)
-        return x + y * torch.empty(len(x), 1, 1).bernoulli_(0.7).div_(0.7)
-
-    return kit.loop(layers, step, last=last)

@@ -132,7 +132,7 @@ class Kit:
     def loop(
         self, layers, step = None, *, by_hand = False,
         begin = None, change = None,
-        end = None, inputs = (), stream = None,
+        inputs = (), stream = None,
         facts = MappingProxyType({}), **modules,
     ):  # fmt: skip
         """Return a model of one stream whose steps follow each other, pre-LN unless its answer says something else.
@@ -144,7 +144,6 @@ class Kit:
                 is added; False if there are no values by hand.
             begin: function `(model, *inputs)` that returns the first state and the other inputs.
             change: function `(model, n, x, *inputs)` of the stream before layer n.
-            end: function of the stream before the final norm.
             inputs: the inputs, by default one stream.
             stream: the answer; there is none by default if `facts` have a reason.
             facts: other facts of the answer.
@@ -162,7 +161,6 @@ class Kit:
             for k, part, enter in parts(model):
                 x = enter(x, *others)
                 x = step(model, k, part, x, *others) if step else part.run(x)
-            x = end(x) if end else x
             return model.last(x) if "last" in modules else x
 
         def trace(model, *inputs, without=None):
@@ -177,7 +175,7 @@ class Kit:
                     site = part.by_hand(x, without=k == without)
                 sites.append(site)
                 x = site.out
-            return Trace(start, sites, model.last.by_hand(end(x) if end else x))
+            return Trace(start, sites, model.last.by_hand(x))
 
         if stream is None and "reason" not in facts:
             stream = self.stream(self.sites(layers), final=modules.get("last"), per_layer=per_layer)

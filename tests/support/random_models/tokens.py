@@ -164,21 +164,3 @@ def cross_fusion(kit):
     model = Graph(run, layers=layers, middle=middle, last=last)
     stream = kit.stream(sites, final=last, per_layer=3)
     return kit.build(model, [kit.input(), kit.input(3)], stream, limit=PART)
-
-
-@construct("token mask")
-def token_mask(kit):
-    layers, last = kit.parts()
-
-    def step(model, k, part, x, mask):
-        return x + part.branch(x) * mask
-
-    def by_hand(model, k, part, x, mask):
-        site = part.by_hand(x)
-        site.write = site.write * mask
-        return site
-
-    mask = (torch.arange(kit.sizes.tokens) < kit.sizes.tokens - 1).float()[None, :, None]
-    mask = mask.repeat(kit.sizes.batch, 1, 1)
-    mask[0] = 1.0
-    return kit.loop(layers, step, by_hand=by_hand, inputs=[kit.input(), mask], last=last)
