@@ -2,18 +2,6 @@
 
 import torch
 
-# Functions that copy a tensor of two dimensions into another memory layout; each result is a view.
-LAYOUTS = {
-    "transposed": lambda t: t.t().contiguous().t(),
-    "every second column": lambda t: torch.stack([t, t], -1).flatten(-2)[:, ::2],
-    "every second row": lambda t: t.repeat_interleave(2, 0)[1::2],
-    "a slice of wider rows": lambda t: torch.cat([t, t, t], 1)[:, t.shape[1] : 2 * t.shape[1]],
-    "one element off alignment": lambda t: torch.cat([t.new_zeros(1), t.flatten(), t.new_zeros(1)])[1:-1].view(t.shape),
-    "seven elements off alignment": lambda t: torch.cat([t.new_zeros(7), t.flatten(), t.new_zeros(1)])[7:-1].view(
-        t.shape
-    ),
-}
-
 
 def make_view(t, begin, width):
     """Return a copy of t as a view whose rows are `width` elements apart and whose storage offset is `begin` elements."""
@@ -38,3 +26,7 @@ def make_layouts(t):
         "columns first": t.transpose(-1, -2).contiguous().transpose(-1, -2),
         "every other element": torch.stack([t, torch.full_like(t, torch.nan)], -1)[..., 0],
     }
+
+
+# Functions that copy a tensor of two dimensions into another memory layout; each result is a view.
+LAYOUTS = {name: lambda t, name=name: make_layouts(t)[name] for name in make_layouts(torch.zeros(2, 2))}
