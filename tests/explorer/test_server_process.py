@@ -90,7 +90,7 @@ def test_server_survives_bad_requests(process, threads):
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
 
         [*pool.map(cut, CUT * 15)]
-    assert len(bad) + 3 * len(NO_HTTP) + 15 * len(CUT) >= 1000
+    assert len(bad) >= 900
     assert process.ask("GET", "/healthz").body == b"ok"
     assert process.ask("POST", "/api/stack", asked).json == measured(**asked)
     if before:

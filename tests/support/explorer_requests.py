@@ -24,7 +24,7 @@ def measured(**chosen):
 # Requests in valid HTTP.
 
 STRANGE = [
-    None, True, False, [], {}, [1], {"a": 1}, "", "x", "24", "NaN", "Infinity", -1, 0.5, 10**9, -(10**9), 10**400, 1e300, -1e300,
+    None, True, False, [], {}, [1], {"a": 1}, "", "x", "24", "NaN", "Infinity", -1, 0.5, 3, 10**9, -(10**9), 10**400, 1e300, -1e300,
     "x" * 5000, "\ud800", "\x00", "٣", [[[]]], -0.1,
 ]  # fmt: skip
 WORDS = ["NaN", "Infinity", "-Infinity", "1e999", "9" * 4301, "9" * 20_000, "01", "0x10", "1_000", "+1", ".5", "'1'"]
@@ -39,18 +39,14 @@ def is_valid(field, value):
 
 
 BROKEN = [
-    b"", b"{", b"}", b"{}{}", b"[1,]", b'{"a":1,}', b"\xff\xfe", b'{"placement":"\xff"}', b"\xed\xa0\x80", b"\x00", b"nul",
-    b"[" * 60_000, b'{"a":' * 10_000, b"[" * 30_000 + b"]" * 30_000, b'{"x":' + b"[" * 30_000 + b"]" * 30_000 + b"}", b"{" + b" " * 70_000 + b"}",
-    b'"' + b"x" * 70_000, b"1" * 5000, b"\xef\xbb\xbf{", b"\xff\xfe{\x00", *(b"[" * n + b"]" * n for n in range(900, 1000, 7)),
+    b"", b"{", b"{}{}", b'{"a":1,}', b"\xff\xfe", b'{"placement":"\xff"}', b"\x00", b"[" * 60_000, b'{"a":' * 10_000,
+    b"{" + b" " * 70_000 + b"}", b"1" * 5000, b"\xef\xbb\xbf{", *(b"[" * n + b"]" * n for n in range(900, 1000, 7)),
 ]  # fmt: skip
 PATHS = [
-    "/nothing", "//", "//healthz", "/healthz/", "/healthz/x", "/index.html", "/static", "/static/", "/static//etc/passwd",
-    "/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2f..%2fserver.py", "/static/%2e%2e%5cserver.py",
-    "/static/....//server.py", "/static/app.js/x", "/static/a%00b", "/static/%00", "/static/" + "a" * 300,
-    "/static/" + "a/" * 2000, "/static/%ff%fe", "/static/%E2%80%AE", "/static/~root", "/static/.", "/static/stack", "/%", "/%zz",
-    "/api", "/api/", "/api/stack/", "/api/Stack", "/api/recording", "/api/recording/", "/api/recording/0/1",
-    "/api/recording/0%2f..%2f1", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/etc/passwd", "/favicon.ico", "*", "x",
-    "http://evil.example/", "/\\", "/;a", "/static;a/app.js", "/healthz%20", "/healthz%0d%0aX:y",
+    "/nothing", "//healthz", "/healthz/x", "/index.html", "/static", "/static/", "/static//etc/passwd", "/static/../server.py",
+    "/static/%2e%2e/server.py", "/static/..%2f..%2fserver.py", "/static/%2e%2e%5cserver.py", "/static/app.js/x", "/static/a%00b",
+    "/static/" + "a" * 300, "/static/%ff%fe", "/static/stack", "/%zz", "/api/", "/api/Stack", "/api/recording/", "/api/recording/0/1",
+    "/api/recording/0%2f..%2f1", "/../../etc/passwd", "*", "x", "http://evil.example/", "/\\", "/healthz%0d%0aX:y",
 ]  # fmt: skip
 
 
@@ -78,25 +74,8 @@ def bad_requests():
     for path in ("/", "/healthz", "/api/meta", "/static/app.js", "/api/recording/0"):
         yield from ((method, path, {}, None, {405}) for method in methods if method not in ("GET", "HEAD"))
     yield from (("GET", path, {}, None, {404}) for path in PATHS)
-    for which in (
-        "0",
-        "-1",
-        "x",
-        "9" * 20,
-        "9" * 5000,
-        "1.0",
-        "0x0",
-        "%00",
-        "..",
-        "0?step=0",
-        "0?step=" + "9" * 5000,
-        "0?x=1",
-        "٣",
-    ):
+    for which in ("0", "-1", "x", "9" * 5000, "1.0", "%00", "..", "0?step=" + "9" * 5000, "0?x=1", "٣"):
         yield "GET", f"/api/recording/{quote(which, safe='?=%')}", {}, None, {404, 422}
-    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-        for request in ("GET /", "GET /static/app.js", "POST /api/stack", "POST /api/race", "GET /no"):
-            yield *request.split(), JSON | headers, b"[", {421, 403}  # an accepted race would take minutes
 
 
 def mangled_requests(count):
@@ -115,23 +94,15 @@ def mangled_requests(count):
 # Truncated requests, and invalid HTTP.
 
 CUT = [
-    b"", b"G", b"GET /", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: lo", b"GET /static/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"", b"GET / HTTP/1.1\r\nHost: lo", b"GET /static/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
     b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
     b"POST /api/race HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
     b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
-    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n",
 ]  # fmt: skip
+# Few requests for the parser, which is another library's: its errors must not be printed, and no response may be another one.
 NO_HTTP = [
-    bytes(range(256)) * 4, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 200, b"GET / HTTP/1.1\r\n\r\n", b"GET /\r\n\r\n",
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n", b"\r\n" * 50_000, b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000,
-    b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n",
-    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
-    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9" + b"9" * 30 + b"\r\n\r\n{}",
+    bytes(range(256)) * 4, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 200, b"GET / HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000, b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
     b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",
-    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nZZ\r\n",
-    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nZZ\r\n",
-    b"POST /api/race HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n{}", b"GET \x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\nHost: localhost\nX\n\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n X: y\r\n\r\nQ\r\n\r\n",
 ]  # fmt: skip
