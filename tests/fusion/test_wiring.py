@@ -94,12 +94,18 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_change_outside_of_a_call_is_found(monkeypatch, name):
-    graphs = capture(Mixed(), X)
-    differences, count = fuse_copies(graphs)
+@pytest.fixture(scope="module")
+def graphs():
+    """Return the graphs of a model whose calls hold."""
+    captured = capture(Mixed(), X)
+    differences, count = fuse_copies(captured)
     assert count == 2
     assert all_hold(differences)
+    return captured
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_change_outside_of_a_call_is_found(monkeypatch, graphs, name):
     original, calls = rewrite.insert_fused_call, []
 
     def insert(graph, match, replaced):

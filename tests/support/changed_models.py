@@ -88,13 +88,11 @@ class Function(nn.Module):
 
 FAULTS = {
     "another eps": lambda m: change_copy(m, lambda t: setattr(t.norm1, "eps", 1e-5)),
-    "another eps at the end": lambda m: change_copy(m, lambda t: setattr(t.norm2, "eps", 1e-5)),
     "no bias": lambda m: change_copy(m, drop_parameters(bias=True)),
     "no weight": lambda m: change_copy(m, drop_parameters(weight=True)),
     "another activation": lambda m: change_copy(m, lambda t: setattr(t, "activation", F.silu)),
     "another gradient of a weight": lambda m: change_gradient(m, "norm1.weight", lambda g: g * 1.001),
     "another gradient of a matrix": lambda m: change_gradient(m, "linear1.weight", lambda g: g * 1.001),
-    "another gradient of a bias": lambda m: change_gradient(m, "norm2.bias", lambda g: g * 1.001),
     "one element of a gradient": lambda m: change_gradient(m, "linear1.bias", lambda g: g + 1e-3 * F.one_hot(torch.tensor(3), 32)),
     "no gradient": lambda m: change_gradient(m, "norm1.bias", lambda g: None),
     "a gradient of zeros": lambda m: change_gradient(m, "norm1.bias", torch.zeros_like),
