@@ -10,7 +10,6 @@ from addnorm.lab.run import as_lab_wiring
 from addnorm.lab.streams import token_similarity
 from addnorm.lab.toy_model import ToyModel
 from support.instrumented_model import similarity
-from support.lab_runs import TEXT
 from support.stacks import ALL
 
 
@@ -68,7 +67,6 @@ def test_token_similarity_is_mean_cosine_of_pairs():
 
 
 SEEDED = {
-    "Text.batch": lambda seed: [part.tolist() for part in TEXT.batch(seed, 7, 4, 8)],
     "CharLM": lambda seed: model("pre_ln", seed)(torch.arange(8)[None]).tolist(),
     "ToyModel": lambda seed: ToyModel(2, "pre_ln", seed)().item(),
     "InitProbe": lambda seed: InitProbe("pre", sublayers=4, seed=seed).measure()["stream"],

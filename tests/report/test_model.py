@@ -20,17 +20,16 @@ from support.families import shake
 from support.instrumented_model import record
 from support.random_programs import random_program
 from support.report_pages import blocks_of, check_page, figure, head, tables
-from support.stream_steps import X
+from support.stacks import torch_encoder
+from support.stream_steps import X, make_steps
 
 
 @pytest.fixture(scope="module")
 def measured():
     """Return a small pre-LN model, its measurements, and its page with all its drawings."""
-    torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
-    model = torch.nn.TransformerEncoder(layer, 2, torch.nn.LayerNorm(16), enable_nested_tensor=False).eval()
+    model = torch_encoder(True, norm=torch.nn.LayerNorm(16))
     inspection = addnorm.inspect(model, X)
     with addnorm.record(model) as recording:
         (model(X) * torch.randn(16)).sum().backward()
@@ -198,20 +197,9 @@ def test_page_of_encoder_decoder():
     check_page(render(page))
 
 
-class OneSublayer(torch.nn.Module):
-    """Model of one pre-LN sublayer without a final norm."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.f = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)
-
-    def forward(self, x):
-        return x + self.f(self.norm(x))
-
-
 @pytest.mark.parametrize("with_nan", [False, True])
 def test_page_of_one_sublayer_and_of_nan(with_nan):
-    model, x = OneSublayer(), torch.randn(2, 4, 8)
+    model, x = make_steps(lambda m, x: x + m.branch(0, x)), X.clone()
     if with_nan:
         x[0, 0, 0] = math.nan
     inspection = addnorm.inspect(model, x)

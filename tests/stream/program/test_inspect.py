@@ -95,14 +95,6 @@ def test_inspection_with_a_program_prints_and_gives_json():
     assert document["program"]["sites"][0]["A"]["rows"] == 4
 
 
-def test_one_stream_keeps_its_rows():
-    model = encoder("pre_ln")
-    found = addnorm.inspect(model, X)
-    assert found.program is None
-    assert found.to_dict()["program"] is None
-    assert len(found.sites) == 4
-
-
 def test_several_streams_are_found_in_inference_mode():
     model, x = make_mhc("flat"), X
     with torch.inference_mode():

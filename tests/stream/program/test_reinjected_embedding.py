@@ -8,12 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import addnorm
+from support.stream_steps import D, make_mlp
 
-D, LAYERS = 16, 4
-
-
-def _make_mlp():
-    return nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D))
+LAYERS = 4
 
 
 class _Reinjected(nn.Module):
@@ -28,7 +25,7 @@ class _Reinjected(nn.Module):
         self.sublayers, self.order = sublayers, order
         self.tables = nn.ModuleList(nn.Embedding(11, D) for _ in range(2))
         self.embedding_norm, self.final_norm = nn.RMSNorm(D), nn.RMSNorm(D)
-        self.layers = nn.ModuleList(nn.ModuleList([_make_mlp(), _make_mlp()]) for _ in range(layers))
+        self.layers = nn.ModuleList(nn.ModuleList([make_mlp(), make_mlp()]) for _ in range(layers))
         self.norms = nn.ModuleList(nn.RMSNorm(D) for _ in range(2 * layers))
         self.scales = nn.ParameterList(torch.rand(size) + 0.5 for _ in range(layers))
         self.x0_scales = nn.ParameterList(torch.rand(size) + 0.1 for _ in range(layers))
