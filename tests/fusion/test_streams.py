@@ -11,7 +11,18 @@ from addnorm.fusion.streams import DEPENDS, READ_ELSEWHERE
 from support.fused_model import QUIET
 from support.graph_capture import capture_graphs, relative_difference
 from support.several_streams import make_mhc
-from support.stream_boundary import Boundary, D, N, X, assert_as_exact, assert_close, broadcast_sums, deepseek
+from support.stream_boundary import (
+    Boundary,
+    D,
+    N,
+    X,
+    assert_as_exact,
+    assert_close,
+    broadcast_sums,
+    deepseek,
+    outer,
+    read,
+)
 
 pytestmark = QUIET
 
@@ -26,34 +37,9 @@ def streams_first(m, x, w, a, b, c):
     return new, m.norm(torch.einsum("btk,kbtd->btd", c, new))
 
 
-def unmixed(m, x, w, a, b, c):
-    new = x + w.unsqueeze(-2)
-    return new, m.norm((c[0, 0].unsqueeze(-1) * new).sum(-2))
-
-
-def subtracted(m, x, w, a, b, c):
-    new = a @ x - b.unsqueeze(-1) * w.unsqueeze(-2)
-    return new, m.norm((c.unsqueeze(-1) * new).mean(-2))
-
-
-def negated(m, x, w, a, b, c):
-    new = torch.rsub(-(b.unsqueeze(-1) * w.unsqueeze(-2)), a @ x, alpha=2)
-    return new, m.norm(-0.5 * (c.unsqueeze(-1) * new).sum(-2))
-
-
-def alphas(m, x, w, a, b, c):
-    new = torch.add(a @ x, b.unsqueeze(-1) * w.unsqueeze(-2), alpha=0.25)
-    return new, m.norm((c.unsqueeze(-2) @ new).squeeze(-2) / 3)
-
-
-def addcmul(m, x, w, a, b, c):
-    new = torch.addcmul(a @ x, b.unsqueeze(-1), w.unsqueeze(-2), value=-1)
-    return new, m.norm(torch.einsum("btkd,btk->btd", new, c))
-
-
 def baddbmm(m, x, w, a, b, c):
     x, w, a, b, c = (t.flatten(0, 1) for t in (x, w, a, b, c))
-    new = torch.baddbmm(b.unsqueeze(-1) * w.unsqueeze(-2), a, x, beta=0.5, alpha=-2)
+    new = torch.baddbmm(outer(b, w), a, x, beta=0.5, alpha=-2)
     return new, m.norm(torch.bmm(c.unsqueeze(-2), new).squeeze(-2))
 
 
@@ -63,42 +49,46 @@ def outer_products(m, x, w, a, b, c):
     return new, m.norm(torch.bmm(c.unsqueeze(-2), new).squeeze(-2))
 
 
-def joined(m, x, w, a, b, c):
-    new = torch.cat([a, b.unsqueeze(-1)], -1) @ torch.cat([x, w.unsqueeze(-2)], -2)
-    return new, m.norm((c.unsqueeze(-1) * new).sum(-2))
+def spell(write, read=read):
+    """Return the boundary of a write, a function of x, w, a and b, and of a read, a function of c and the new streams."""
+
+    def boundary(m, x, w, a, b, c):
+        new = write(x, w, a, b)
+        return new, m.norm(read(c, new))
+
+    return boundary
 
 
-def joined_sums(m, x, w, a, b, c):
-    one = torch.cat([b.unsqueeze(-1), a], -1)
-    new = (one.unsqueeze(-1) * torch.cat([w.unsqueeze(-2), x], -2).unsqueeze(-3)).sum(-2)
-    return new, m.norm((c.unsqueeze(-1) * new).sum(-2))
-
-
-def expanded(m, x, w, a, b, c):
-    new = x + b.unsqueeze(-1).expand_as(x) * w.unsqueeze(-2).expand_as(x)
-    return new, m.norm((c.unsqueeze(-1) * new).sum(-2))
-
-
-def python_sums(m, x, w, a, b, c):
-    new = sum([a @ x, b.unsqueeze(-1) * w.unsqueeze(-2)])
-    return new, m.norm((c.unsqueeze(-1) * new).sum(-2))
-
-
-def stacked_sum(m, x, w, a, b, c):
-    new = torch.stack([F.linear(x.mT, a[0, 0]).mT, b[0, 0].unsqueeze(-1) * w.unsqueeze(-2)]).sum(0)
-    return new, m.norm(F.linear(new.mT, c[0, 0][None]).squeeze(-1))
-
-
-SPELLINGS = (
-    deepseek, einsums, streams_first, broadcast_sums, unmixed, subtracted, negated, alphas, addcmul, baddbmm,
-    outer_products, joined, joined_sums, expanded, python_sums, stacked_sum,
-)  # fmt: skip
+joined = spell(lambda x, w, a, b: torch.cat([a, b.unsqueeze(-1)], -1) @ torch.cat([x, w.unsqueeze(-2)], -2))
+SPELLINGS = {
+    "deepseek": deepseek, "einsums": einsums, "streams first": streams_first, "broadcast sums": broadcast_sums, "baddbmm": baddbmm,
+    "outer products": outer_products, "joined": joined,
+    "unmixed": spell(lambda x, w, a, b: x + w.unsqueeze(-2), lambda c, new: read(c[0, 0], new)),
+    "subtracted": spell(lambda x, w, a, b: a @ x - outer(b, w), lambda c, new: (c.unsqueeze(-1) * new).mean(-2)),
+    "negated": spell(lambda x, w, a, b: torch.rsub(-outer(b, w), a @ x, alpha=2), lambda c, new: -0.5 * read(c, new)),
+    "alphas": spell(
+        lambda x, w, a, b: torch.add(a @ x, outer(b, w), alpha=0.25), lambda c, new: (c.unsqueeze(-2) @ new).squeeze(-2) / 3
+    ),
+    "addcmul": spell(
+        lambda x, w, a, b: torch.addcmul(a @ x, b.unsqueeze(-1), w.unsqueeze(-2), value=-1),
+        lambda c, new: torch.einsum("btkd,btk->btd", new, c),
+    ),
+    "joined sums": spell(
+        lambda x, w, a, b: read(torch.cat([b.unsqueeze(-1), a], -1), torch.cat([w.unsqueeze(-2), x], -2).unsqueeze(-3))
+    ),
+    "expanded": spell(lambda x, w, a, b: x + b.unsqueeze(-1).expand_as(x) * w.unsqueeze(-2).expand_as(x)),
+    "sum of a list": spell(lambda x, w, a, b: sum([a @ x, outer(b, w)])),
+    "stacked sum": spell(
+        lambda x, w, a, b: torch.stack([F.linear(x.mT, a[0, 0]).mT, outer(b[0, 0], w)]).sum(0),
+        lambda c, new: F.linear(new.mT, c[0, 0][None]).squeeze(-1),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("spell", SPELLINGS, ids=lambda spell: spell.__name__)
-def test_boundary_is_one_call_as_exact_as_eager(spell, dtype):
-    model = Boundary(spell).to(dtype)
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_boundary_is_one_call_as_exact_as_eager(name, dtype):
+    model = Boundary(SPELLINGS[name]).to(dtype)
     capture = capture_graphs(model)
     assert_as_exact(model, capture.compiled, X.to(dtype), dtype=dtype)
     (boundary,) = capture.boundaries
@@ -108,7 +98,7 @@ def test_boundary_is_one_call_as_exact_as_eager(spell, dtype):
 
 def test_coefficients_of_the_new_streams_make_two_calls():
     def dependent(m, x, w, a, b, c):
-        new = b.unsqueeze(-1) * w.unsqueeze(-2) + a @ x
+        new = outer(b, w) + a @ x
         return new, m.norm((new.mean(-1).sigmoid().unsqueeze(-1) * new).sum(-2))
 
     model = Boundary(dependent)
@@ -121,9 +111,9 @@ def test_coefficients_of_the_new_streams_make_two_calls():
 
 def test_read_that_is_used_without_its_norm_is_not_fused():
     def shared(m, x, w, a, b, c):
-        new = b.unsqueeze(-1) * w.unsqueeze(-2) + a @ x
-        read = (c.unsqueeze(-1) * new).sum(-2)
-        return new, m.norm(read), read.relu()
+        new = outer(b, w) + a @ x
+        u = read(c, new)
+        return new, m.norm(u), u.relu()
 
     capture = capture_graphs(Boundary(shared))
     capture.compiled(X)
@@ -142,9 +132,9 @@ def test_hook_that_changes_the_read_is_not_fused():
 def test_streams_written_in_place_are_not_fused():
     def in_place(m, x, w, a, b, c):
         x = x * 1.0
-        new = b.unsqueeze(-1) * w.unsqueeze(-2) + a @ x
+        new = outer(b, w) + a @ x
         x.mul_(2.0)
-        return new, m.norm((c.unsqueeze(-1) * new).sum(-2)), x
+        return new, m.norm(read(c, new)), x
 
     model = Boundary(in_place)
     capture = capture_graphs(model)
@@ -153,35 +143,23 @@ def test_streams_written_in_place_are_not_fused():
     assert all(one.reason is not None or one.kind != "none" for one in capture.boundaries)
 
 
-def last_token(m, x, w, a, b, c):
-    new = x + w.unsqueeze(-2)
-    return new, m.norm((c.unsqueeze(-1) * new).sum(-2)[:, -1])
-
-
-def rounded_mix(m, x, w, a, b, c):
-    new = (a @ x).half().float() + b.unsqueeze(-1) * w.unsqueeze(-2)
-    return new, m.norm((c.unsqueeze(-1) * new).sum(-2))
-
-
-def by_length(m, x, w, a, b, c):
-    new = a @ x + (b.unsqueeze(-1) * w.unsqueeze(-2)) / x.shape[1]
-    return new, m.norm((c.unsqueeze(-1) * new).sum(-2) / x.shape[1])
+last_token = spell(lambda x, w, a, b: x + w.unsqueeze(-2), lambda c, new: read(c, new)[:, -1])
+rounded_mix = spell(lambda x, w, a, b: (a @ x).half().float() + outer(b, w))
+by_length = spell(lambda x, w, a, b: a @ x + outer(b, w) / x.shape[1], lambda c, new: read(c, new) / new.shape[1])
 
 
 def unused(m, x, w, a, b, c):
     m.norm((x + w.unsqueeze(-2)).mean(-2))
-    return (x + b.unsqueeze(-1) * w.unsqueeze(-2),)
+    return (x + outer(b, w),)
 
 
-@pytest.mark.parametrize(
-    "spell", [deepseek, joined, last_token, rounded_mix, by_length, unused], ids=lambda spell: spell.__name__
-)
-def test_fused_model_takes_other_numbers_of_tokens(spell):
+@pytest.mark.parametrize("function", [deepseek, joined, last_token, rounded_mix, by_length, unused])
+def test_fused_model_takes_other_numbers_of_tokens(function):
     """Where a cut depends on the number of tokens, or a product is rounded, the write is all that one call can do."""
-    model = Boundary(spell)
+    model = Boundary(function)
     plain = copy.deepcopy(model)
     assert addnorm.fuse(model, X).proof.holds
-    for tokens in (3, 7, 9, 2, *[0] * (spell is not last_token)):
+    for tokens in (3, 7, 9, 2, *[0] * (function is not last_token)):
         x = torch.randn(2, tokens, N, D)
         torch.testing.assert_close(model(x), plain(x), rtol=1e-5, atol=1e-5)
 

@@ -26,8 +26,18 @@ class Boundary(nn.Module):
         return self.function(self, x, w, z[..., : N * N].unflatten(-1, (N, N)), *z[..., N * N :].split(N, -1))
 
 
+def outer(b, w):
+    """Return what a write adds to each stream."""
+    return b.unsqueeze(-1) * w.unsqueeze(-2)
+
+
+def read(c, streams):
+    """Return what the next sublayer reads, before its norm."""
+    return (c.unsqueeze(-1) * streams).sum(-2)
+
+
 def deepseek(m, x, w, a, b, c):
-    new = b.unsqueeze(-1) * w.unsqueeze(-2) + torch.matmul(a.transpose(-1, -2), x)
+    new = outer(b, w) + torch.matmul(a.transpose(-1, -2), x)
     return new, m.norm((c.unsqueeze(-1) * new).sum(dim=2))
 
 
