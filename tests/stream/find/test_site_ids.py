@@ -8,6 +8,7 @@ from torch import nn
 
 import addnorm
 from support.instrumented_model import step
+from support.random_models.graphs import Graph
 from support.stream_steps import D, make_mlp, make_steps, noise, normalize, repeat
 
 INPUTS = noise(2, 6, D), noise(2, 4, D, seed=1)
@@ -66,28 +67,18 @@ def test_sublayer_called_final():
     assert [site.id for site in rec.sites] == ["stream/x_0", "mlps.0", "final", "stream/final"]
 
 
-class Hourglass(nn.Module):
-    """Two layers without numbers, each with two sublayers, and one between them."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.middle, self.last = Pair(), make_mlp(), Pair()
-
-    def forward(self, x):
-        x = self.first(x)
-        return self.last(x + self.middle(x))
+def run_pair(m, x):
+    x = x + m.f(m.norm(x))
+    return x + m.g(x)
 
 
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.f, self.g = nn.LayerNorm(D), make_mlp(), make_mlp()
-
-    def forward(self, x):
-        x = x + self.f(self.norm(x))
-        return x + self.g(x)
+def run_hourglass(m, x):
+    x = m.first(x)
+    return m.last(x + m.middle(x))
 
 
 def test_inspect_counts_modules_without_numbers_as_layers():
-    inspection = addnorm.inspect(Hourglass(), torch.randn(2, 5, D))
+    first, last = (Graph(run_pair, norm=nn.LayerNorm(D), f=make_mlp(), g=make_mlp()) for _ in range(2))
+    model = Graph(run_hourglass, first=first, middle=make_mlp(), last=last)
+    inspection = addnorm.inspect(model, torch.randn(2, 5, D))
     assert [site.layer for site in inspection.sites] == [0, 0, 1, 2, 2]

@@ -7,6 +7,7 @@ from torch import nn
 import addnorm
 from support.expansion import expand, record_mhc
 from support.families import shake
+from support.random_models.graphs import Graph
 from support.real_models import make_model
 from support.stacks import Mlp, encoder
 from support.stream_steps import X
@@ -94,15 +95,10 @@ def test_norms_on_one_of_two_streams_leave_the_other():
 def test_class_token_belongs_to_the_embeddings():
     body, (token, bias) = shake(encoder("mhc", norm="layer")), torch.randn(2, 1, 1, X.shape[-1])
 
-    class Tokens(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.token, self.bias = body, nn.Parameter(token), nn.Parameter(bias)
+    def run(m, x):
+        return m.body(torch.cat([m.token.expand(len(x), -1, -1), x + m.bias], 1))[:, 0]
 
-        def forward(self, x):
-            return self.body(torch.cat([self.token.expand(len(x), -1, -1), x + self.bias], 1))[:, 0]
-
-    parts = addnorm.decompose(Tokens(), X)
+    parts = addnorm.decompose(Graph(run, body=body, token=nn.Parameter(token), bias=nn.Parameter(bias)), X)
     assert is_close(parts.components(0)["x_0"][:, 0], token[0].double().expand(len(X), 1, -1), 1e-6)
     assert is_close(sum(parts.components().values()), parts.state())
     assert sum(parts.mean_shares().values()) == pytest.approx(1)
@@ -143,15 +139,10 @@ def test_tokens_joined_on_the_way_are_no_embeddings():
 def test_position_embeddings_belong_to_the_embeddings():
     body, positions = shake(encoder("mhc", norm="layer")), torch.randn(X.shape[1:])
 
-    class Positions(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.positions = body, nn.Parameter(positions)
+    def run(m, x):
+        return 2.0 * m.body(x + m.positions)[:, -1]
 
-        def forward(self, x):
-            return 2.0 * self.body(x + self.positions)[:, -1]
-
-    parts = addnorm.decompose(Positions(), X)
+    parts = addnorm.decompose(Graph(run, body=body, positions=nn.Parameter(positions)), X)
     assert parts.mean_shares(0) == {"x_0": pytest.approx(1)}
     assert is_close(sum(parts.components().values()), parts.state())
 
