@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from addnorm import Learned, Row, wirings
 from addnorm.stream.find.naming import SublayerSummary, find_contradiction, identify_wiring
 from support.stacks import ALL
-from support.stream_steps import inspect_steps, repeat
+from support.stream_steps import D, inspect_steps, repeat
 
 KINDS = ("attention", "feed-forward")
 
@@ -112,6 +112,10 @@ UNNAMED = {
     "local response norm": lambda x: F.local_response_norm(x.mT, 3).mT,
     "a fractional power": lambda x: x * (x.square().cumsum(-1) + 1) ** -0.5,
     "quantile of a token": lambda x: x / x.abs().quantile(0.9, -1, keepdim=True),
+    "batch norm": lambda x: F.batch_norm(x.mT, torch.zeros(D), torch.ones(D)).mT,
+    "batch norm in training": lambda x: F.batch_norm(x.mT, None, None, training=True).mT,
+    "instance norm": lambda x: F.instance_norm(x.mT).mT,
+    "group norm": lambda x: F.group_norm(x.mT, 1).mT,
     "range of a token": lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)),
 }  # fmt: skip
 

@@ -14,18 +14,17 @@ from support.families import shake
 from support.random_models import random_model, seeds_of
 from support.several_streams import MHC, build_transformers, make_mhc
 from support.stacks import encoder
-from support.stream_steps import X, inspect_steps
+from support.stream_steps import X, fused_tokens, inspect_steps
 
 D = 16
 
 
-@pytest.mark.parametrize("name", ["condition: gate of a sandwich", "update from one token of a joined read"])
-def test_what_rows_do_not_describe_is_no_program_of_one_stream(name):
+def test_what_rows_do_not_describe_is_no_program_of_one_stream():
     """A gate after a norm is no part of f, and tokens that are written apart are no streams."""
-    for seed in seeds_of(name, 2):
-        case = random_model(seed)
-        found = addnorm.inspect(case.model, *case.inputs)
-        assert (found.program, found.unnamed, found.wiring, found.closes) == (None, None, "unknown", False), seed
+    cases = [random_model(seed) for seed in seeds_of("condition: gate of a sandwich", 2)]
+    inspections = [addnorm.inspect(case.model, *case.inputs) for case in cases]
+    for found in (*inspections, inspect_steps(fused_tokens, X, X)):
+        assert (found.program, found.unnamed, found.wiring, found.closes) == (None, None, "unknown", False)
 
 
 @pytest.mark.parametrize("before", [False, True])

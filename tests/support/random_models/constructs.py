@@ -82,31 +82,10 @@ def fused_product(kit):
 # --- several streams ------------------------------------------------------------------------------------------------------
 
 
-def _draw_plans(kit):
-    """Return the plans of two streams, and their wirings."""
-    plans = kit.rng.choices((PRE, POST), k=2)
-    return plans, ["pre_ln" if plan is PRE else "post_ln" for plan in plans]
-
-
-@construct("encoder and decoder")
-def encoder_decoder(kit):
-    plans, (one, two) = _draw_plans(kit)
-    encoder, decoder = kit.layers(plan=plans[0]), kit.layers("acf", plans[1])
-    ends = {name: kit.norm() for name, plan in zip(("end", "last"), plans, strict=True) if plan is PRE}
-
-    def run(model, source, x):
-        memory = through(flatten(model.encoder), source)
-        memory = model.end(memory) if "end" in ends else memory
-        for a, c, f in model.decoder:
-            x = f.run(c.run(a.run(x), memory))
-        return model.last(x) if "last" in ends else x
-
-    return kit.several(run, ("encoder", one, "end"), ("decoder", two, "last"), encoder=encoder, decoder=decoder, **ends)
-
-
 @construct("two towers")
 def towers(kit):
-    plans, (one, two) = _draw_plans(kit)
+    plans = kit.rng.choices((PRE, POST), k=2)
+    one, two = ("pre_ln" if plan is PRE else "post_ln" for plan in plans)
     left, right = (kit.layers(plan=plan) for plan in plans)
 
     def run(model, x, y):

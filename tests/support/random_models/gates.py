@@ -7,10 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from addnorm import Row
-from support.answers import Site
 from support.random_models.constructs import construct
 from support.random_models.graphs import POST, PRE, Graph, flatten, through
-from support.random_models.layouts import Layout
 from support.random_models.rows import Plan
 
 SANDWICH = Plan(norm_in=True, norm_branch=True)
@@ -42,23 +40,6 @@ def highway(kit):
 
     gates, others = kit.linears(), kit.linears()
     return _undescribed(kit, step, "the stream is multiplied by a gate of the data", gates=gates, others=others)
-
-
-@construct("gated recurrent unit")
-def recurrent_gate(kit):
-    is_written = kit.rng.random() < 0.5
-
-    def step(model, k, part, x):
-        y = part.branch(x)
-        if not is_written:
-            return model.cells[k](y.flatten(0, 1), x.flatten(0, 1)).view_as(x)
-        r, z = torch.sigmoid(model.r[k](y) + model.u[k](x)), torch.sigmoid(model.z[k](y) + model.v[k](x) - 2)
-        h = torch.tanh(model.w[k](y) + model.g[k](r * x))
-        return (1 - z) * x + z * h
-
-    modules = {name: kit.linears() for name in ("r", "u", "z", "v", "w", "g")} if is_written else {
-        "cells": nn.ModuleList(nn.GRUCell(kit.d, kit.d) for _ in range(6))}  # fmt: skip
-    return _undescribed(kit, step, "a recurrent cell adds", **modules)
 
 
 @construct("gate of the stream on the write")
@@ -201,23 +182,3 @@ def inner_norm(kit):
         if hasattr(f, "down"):
             f.down = nn.Sequential(nn.LayerNorm(f.down.in_features), f.down)
     return kit.loop(layers, by_hand=True, last=last)
-
-
-@construct("norms over more than the features")
-def other_norms(kit):
-    """Build x + g f(G(x)) with GroupNorm(1), an instance norm or a batch norm, which are no norms of tokens."""
-    make = kit.rng.choice((
-        lambda: nn.GroupNorm(1, kit.d), lambda: nn.InstanceNorm1d(kit.d, affine=True), lambda: nn.BatchNorm1d(kit.d)
-    ))  # fmt: skip
-    norms = nn.ModuleList(make() for _ in range(4))
-    convs = nn.ModuleList(nn.Conv1d(kit.d, kit.d, 3, padding=1) for _ in range(4))
-
-    def run(model, x):
-        for norm, conv in zip(model.norms, model.convs, strict=True):
-            x = x + conv(torch.relu(norm(x)))
-        return x
-
-    sites = [Site("", "other", Row()) for _ in convs]
-    stream = kit.stream(sites, None, "its norms are over more than the features of a token", per_layer=1)
-    x = Layout("channels", kit.sizes).apply(kit.input())
-    return kit.build(Graph(run, norms=norms, convs=convs), [x], stream)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from support.random_models.constructs import construct
-from support.random_models.graphs import Graph, flatten, through
+from support.random_models.graphs import flatten, through
 
 PART = "an add changes a part of the tokens only"
 
@@ -143,24 +143,3 @@ def class_attention(kit):
 
     sites = [replace(site, kind="attention" if k % 2 == 0 else site.kind) for k, site in enumerate(kit.sites(layers))]
     return kit.loop(layers, step, inputs=[kit.input(1), kit.input()], stream=kit.stream(sites, final=last), last=last)
-
-
-@construct("update from one token of a joined read")
-def cross_fusion(kit):
-    """Build t[:, :1] + f(N(t)), of which the first token alone goes on (CrossViT)."""
-    layers, middle, last = kit.layers("ff"), kit.layers("f"), kit.norm()
-
-    def run(model, x, y):
-        for layer, (m,) in zip(model.layers, model.middle, strict=True):
-            x = through(layer, x)
-            t = torch.cat((x[:, :1], y), 1)
-            c = t[:, :1] + m.f(m.norm_in(t)).mean(1, keepdim=True)
-            x = torch.cat((c, x[:, 1:]), 1)
-        return model.last(x)
-
-    own = kit.sites(layers)
-    of_middle = kit.sites(middle, "middle", kind="other")  # they average tokens
-    sites = [site for k, more in enumerate(of_middle) for site in (*own[2 * k : 2 * k + 2], more)]
-    model = Graph(run, layers=layers, middle=middle, last=last)
-    stream = kit.stream(sites, final=last, per_layer=3)
-    return kit.build(model, [kit.input(), kit.input(3)], stream, limit=PART)
