@@ -36,7 +36,6 @@ class Site:
         kind: its kind.
         row: its row; None if no row expresses it.
         norm_in, norm_branch, norm_out: its norms.
-        role: "branch", "skip" or "injection".
         parallel: number of sublayers of the same add.
         has_bias: a learned bias is added to the stream too; it may be a site that is an injection.
     """
@@ -47,7 +46,6 @@ class Site:
     norm_in: Norm | None = None
     norm_branch: Norm | None = None
     norm_out: Norm | None = None
-    role: str = "branch"
     parallel: int = 1
     has_bias: bool = False
 
@@ -69,7 +67,7 @@ class Stream:
         num_layers: number of layers where the model's modules show it.
         per_layer: sublayers of one layer.
         width: number of features.
-        is_whole: `sites` has skips and injections too.
+        is_whole: only biases are added beside the sites. Answers that were read in the code count injections as sites.
         remark: properties of the model's code.
     """
 
