@@ -12,24 +12,16 @@ from addnorm.fusion.backend import backend
 from addnorm.fusion.benchmark import saved_bytes
 from support.fused_model import QUIET, X, count_calls
 from support.fused_model import PreNormModel as Model
-from support.graph_capture import capture_graphs, relative_difference
+from support.graph_capture import capture_graphs, relative_difference, run_call
 
 pytestmark = QUIET
 
 
-def step(model, call, x, seed=0):
-    """Return outputs and gradients of one call."""
-    torch.manual_seed(seed)
-    y = call(x)
-    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
-    return y, torch.autograd.grad(y, list(model.parameters()), cotangent)
-
-
 def check_equal(model, call, x, limit=1e-5):
     """Check that a model and another callable have the same outputs and gradients."""
-    expected, result = step(model, model, x), step(model, call, x)
-    assert relative_difference(expected[0], result[0]) < limit
-    assert all(relative_difference(one, other) < limit for one, other in zip(expected[1], result[1], strict=True))
+    expected, result = ([*y, *grads.values()] for y, grads in (run_call(model, one, (x,)) for one in (model, call)))
+    assert len(expected) == 1 + len([*model.parameters()])
+    assert all(relative_difference(one, other) < limit for one, other in zip(expected, result, strict=True))
 
 
 def test_compile_by_name_keeps_outputs_and_gradients():

@@ -109,7 +109,7 @@ def fuse_function(
         for of, call in ((model, model), (twin, capture.compiled)):
             if change is not None:
                 change(of, k)
-            results.append(_run(of, call, args, gradients))
+            results.append(run_call(of, call, args, gradients))
         capture.outputs, grads = zip(*results, strict=True)
         for before, after in zip(*capture.outputs, strict=True):
             assert relative_difference(before, after) < limit or before.equal(after)
@@ -121,7 +121,7 @@ def fuse_function(
     return capture
 
 
-def _run(model, call, args, gradients):
+def run_call(model, call, args, gradients=True):
     """Return the outputs of a call, and the gradients of the parameters for random cotangents."""
     torch.manual_seed(0)
     model.zero_grad()

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from support.graph_capture import relative_difference
+from support.graph_capture import relative_difference, run_call
 
 N, D = 4, 16
 X = torch.randn(2, 3, N, D, generator=torch.Generator().manual_seed(0))
@@ -48,12 +48,8 @@ def broadcast_sums(m, x, w, a, b, c):
 
 def train(model, call, x):
     """Return outputs and gradients of a loss with fixed cotangents."""
-    model.zero_grad()
-    outputs = call(x)
-    generator = torch.Generator().manual_seed(2)
-    signs = [torch.randn(out.shape, generator=generator, dtype=torch.float64) for out in outputs]
-    sum((out * sign.to(out.dtype)).sum() for out, sign in zip(outputs, signs, strict=True)).backward()
-    return [*(out.detach() for out in outputs), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    outputs, grads = run_call(model, call, (x,))
+    return [*(out.detach() for out in outputs), *grads.values()]
 
 
 def assert_close(model, plain, *inputs):
