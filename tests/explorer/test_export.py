@@ -86,11 +86,6 @@ def test_files_have_the_numbers_of_the_server(exported, view):
             assert rounded(answer) == rounded(respond(grid.view, setting))
 
 
-def test_settings_that_measure_the_same_are_stored_once(exported):
-    assert len(read(exported, "streams-4")["answers"]) == 1 + 1 + 2 * 2 + 2  # pre_ln, reversible, n and noise, noise
-    assert len(read(exported, "stack-4-1")["answers"]) == 3 * 2 * 2 * 2  # own is on or off
-
-
 def test_published_grids_are_valid_settings_with_the_defaults():
     for view, grid in module.GRIDS.items():
         for name, field in grid.view.FIELDS.items():

@@ -118,15 +118,6 @@ def crossing(kit):
     return _two_streams(kit, layer)
 
 
-@construct("two streams in turn")
-def in_turn(kit):
-    def layer(one, two, x, y):
-        x = one[1].run(one[0].run(x, y))
-        return x, two[1].run(two[0].run(y, x))
-
-    return _two_streams(kit, layer)
-
-
 @construct("joint attention of two streams")
 def joint(kit):
     def layer(one, two, x, y):
