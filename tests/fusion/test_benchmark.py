@@ -10,8 +10,9 @@ from torch import nn
 import addnorm
 from addnorm.fusion.benchmark import Timing, saved_bytes
 from support.changed_models import Function
+from support.stream_steps import noise
 
-X = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+X = noise(4, 8, seed=1)
 BYTES = 4 * 8 * 4
 
 

@@ -6,9 +6,10 @@ import torch.nn.functional as F
 
 import addnorm
 from addnorm.fusion.rng_replay import RngReplay
+from support.stream_steps import noise
 
-X = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1))
-Q = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(2))
+X = noise(3, 4, 8, seed=1)
+Q = noise(2, 2, 5, 8, seed=2)
 
 
 def drawn(function, *inputs, dtype=torch.float32, seed=3):

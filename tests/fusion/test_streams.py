@@ -23,6 +23,7 @@ from support.stream_boundary import (
     outer,
     read,
 )
+from support.stream_steps import noise
 
 pytestmark = QUIET
 
@@ -177,7 +178,7 @@ def test_second_derivative_is_that_of_the_model():
 
 @pytest.mark.parametrize(("fault", "one_call"), [("single pass", 4), ("", 0)])
 def test_fuse_reports_boundaries_of_streams(fault, one_call):
-    model, x = make_mhc("stacked", fault), torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
+    model, x = make_mhc("stacked", fault), noise(2, 5, D)
     fusion = addnorm.fuse(model, x)
     assert fusion.proof.holds
     assert not fusion.unfused

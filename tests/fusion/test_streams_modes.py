@@ -16,6 +16,7 @@ from support.random_programs import D as WIDTH
 from support.random_programs import random_program
 from support.several_streams import make_mhc
 from support.stream_boundary import Boundary, D, N, X, assert_as_exact, assert_close, broadcast_sums, deepseek, train
+from support.stream_steps import noise
 
 pytestmark = QUIET
 LIMIT = 1e-5  # relative, of float32
@@ -74,7 +75,7 @@ def test_broadcast_sums_are_fused_under_autocast():
 
 def test_products_that_autocast_rounds_are_reported():
     """A product of matrices rounds the streams to bfloat16, which one call would not do."""
-    x = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
+    x = noise(2, 5, D)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         fusion = addnorm.fuse(make_mhc("stacked"), x)
     assert {(one.kind, one.streams, one.reason) for one in fusion.unfused} == {("none", 4, UNRECOGNIZED)}
@@ -217,7 +218,7 @@ def test_random_programs_in_float64(seed):
     try:
         model = random_program(seed)
         model.keeps_answer = False
-        x = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(seed))
+        x = noise(2, 5, WIDTH, seed=seed)
         capture = capture_graphs(model)
         plain, fused = (train(model, lambda x, call=call: (call(x),), x) for call in (model, capture.compiled))
     finally:

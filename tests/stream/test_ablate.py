@@ -10,14 +10,14 @@ from torch.utils.checkpoint import checkpoint
 
 import addnorm
 from support.scaled_model import D, Model, run_scaled
-from support.stream_steps import make_steps, repeat, run_layers
+from support.stream_steps import make_steps, noise, repeat, run_layers
 
 
 def run(model, x):
     """Return the output and the parameters' gradients, of a loss whose gradient differs between the elements."""
     model.zero_grad()
     y = model(x)
-    (y * torch.randn(y.shape, generator=torch.Generator().manual_seed(3))).sum().backward()
+    (y * noise(*y.shape, seed=3)).sum().backward()
     return [y.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters())]
 
 

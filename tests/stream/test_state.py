@@ -7,9 +7,10 @@ from torch import nn
 import addnorm
 from support import stateful_functions, stateful_tensors  # noqa: F401 (they register their classes)
 from support.stateful_models import STATES, D, make_model, seed_all
+from support.stream_steps import noise
 from support.unrestored_models import UNRESTORED, Unrestored
 
-X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(1))
+X = noise(2, 5, D, seed=1)
 REFUSED = {"LazyInList"}  # by inspect
 UNCOPIED = {"Context", "Queue", "ThreadLocal"}  # copy.deepcopy refuses them
 FUSED = ("BufferAndNumber", "TensorInDict", "Closure", "WrittenParameter", "Sparse", "Generator")

@@ -11,7 +11,7 @@ import addnorm
 from addnorm import Learned, Row
 from support.families import shake
 from support.stacks import encoder, torch_encoder
-from support.stream_steps import X
+from support.stream_steps import X, noise
 
 LAYERS, D = 3, 16
 
@@ -241,7 +241,7 @@ class Routed(nn.Module):
 
 
 def test_another_choice_of_a_router_is_no_verdict():
-    x = torch.randn(3, 4, D, generator=torch.Generator().manual_seed(0))
+    x = noise(3, 4, D)
     model = encoder("pre_ln")
     model.stack.layers[0].connections[1].sublayer = Routed()
     model = shake(model.eval())

@@ -11,9 +11,10 @@ from torch.func import functional_call
 
 import addnorm
 from addnorm.fusion.proof import prove
+from support.stream_steps import noise
 from support.wrong_gradient import ChangedGradient
 
-X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
+X = noise(2, 5, 16, seed=1)
 
 
 def prove_call(model, after=None, x=X):

@@ -4,14 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from support.stream_steps import D, noise
+
+X = noise(2, 5, D)
 # Warnings of torch while it captures and compiles.
 QUIET = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
 ]
-D = 16
-X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
 
 
 class Layer(nn.Module):

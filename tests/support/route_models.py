@@ -14,6 +14,7 @@ from torch.distributed.tensor import parallel as tp
 import addnorm
 from addnorm.distributed import SequenceParallel, parallelize
 from addnorm.stream.models.load import load
+from support.stream_steps import noise
 
 D, HEADS, LAYERS, BATCH, TOKENS = 16, 4, 2, 4, 6
 
@@ -66,7 +67,7 @@ class Operation:
 
     def inputs(self, dtype):
         """Return inputs, the same in each call."""
-        return torch.randn(BATCH, TOKENS, D, generator=torch.Generator().manual_seed(8)).to(dtype)
+        return noise(BATCH, TOKENS, D, seed=8).to(dtype)
 
     def plain(self, model, x):
         """Return the output of the formula in plain PyTorch, with the model's parameters."""

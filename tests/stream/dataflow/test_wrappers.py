@@ -8,9 +8,10 @@ from torch.utils import _pytree as pytree
 import addnorm
 from support.equality import assert_same
 from support.stacks import torch_encoder
+from support.stream_steps import noise
 
 WIDTH = 16
-X = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1))
+X = noise(2, 6, WIDTH, seed=1)
 
 
 class Quantized(torch.Tensor):

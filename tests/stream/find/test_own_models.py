@@ -13,14 +13,14 @@ from support import pairwise
 from support.families import shake
 from support.inspection_checks import find_row_differences
 from support.stacks import ALL, D
-from support.stream_steps import make_steps
+from support.stream_steps import make_steps, noise
 
 LAYERS = 3
 ATTENTION, CROSS, FEED_FORWARD = "attention", "cross-attention", "feed-forward"
 
 
 def make_tokens(seed=0, dtype=torch.float32, tokens=5):
-    return torch.randn(2, tokens, D, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return noise(2, tokens, D, seed=seed).to(dtype)
 
 
 def check(inspection, *expected, kinds=((ATTENTION, FEED_FORWARD),), closure=1e-5):

@@ -6,6 +6,7 @@ from torch import nn
 
 import addnorm
 from support.random_programs import D, judge, random_program
+from support.stream_steps import noise
 
 SEEDS = [*range(14), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(14, 300))]
 
@@ -13,7 +14,7 @@ SEEDS = [*range(14), *(pytest.param(seed, marks=pytest.mark.slow) for seed in ra
 @pytest.mark.parametrize("seed", SEEDS)
 def test_matrices_are_those_of_the_run(seed):
     model = random_program(seed)
-    x = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(seed))
+    x = noise(2, 5, D, seed=seed)
     found = addnorm.inspect(model, x)
     program = found.program or found.unnamed
     with torch.no_grad():

@@ -11,7 +11,7 @@ import addnorm
 from addnorm import wirings
 from support.several_streams import FORMS, LAYERS, MHC, D, build_transformers, make_mhc
 from support.stacks import Mlp, encoder
-from support.stream_steps import X, make_steps
+from support.stream_steps import X, make_steps, noise
 
 A, B, C = "A, the mixing matrix, is ", "B, the weights of the write, is ", "C, the weights of the read, is "
 SITES = 2 * LAYERS
@@ -91,7 +91,7 @@ def test_one_stream_is_not_several():
 
 
 def make_hand_made(form="stacked", faults=""):
-    return make_mhc(form, faults), torch.randn(2, 5, D, generator=torch.Generator().manual_seed(1))
+    return make_mhc(form, faults), noise(2, 5, D, seed=1)
 
 
 @pytest.mark.parametrize("form", FORMS)
