@@ -10,6 +10,7 @@ from torch import nn
 import addnorm
 from addnorm.fusion.benchmark import Timing, saved_bytes
 from support.changed_models import Function
+from support.random_models.graphs import Graph
 from support.stream_steps import noise
 
 X = noise(4, 8, seed=1)
@@ -55,22 +56,20 @@ def test_saved_bytes_counts_each_storage_once(function, expected):
 # --- the share ------------------------------------------------------------------------------------------------------------
 
 
-class TwoNorms(nn.Module):
-    """Model of a norm that reads no sum, one that does, and three linear layers."""
+def two_norms(m, x):
+    """Run a norm that reads no sum, one that does, and three linear layers."""
+    x = m.norm(m.f(x))
+    return m.f(F.layer_norm(x + m.f(x), (8,)))
 
-    def __init__(self):
-        super().__init__()
-        self.f, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
 
-    def forward(self, x):
-        x = self.norm(self.f(x))
-        return self.f(F.layer_norm(x + self.f(x), (8,)))
+def make_model():
+    return Graph(two_norms, f=nn.Linear(8, 8), norm=nn.LayerNorm(8)).requires_grad_(False)
 
 
 def test_share_counts_adds_and_the_norms_that_read_them(monkeypatch):
     ticks = iter(range(10_000))
     monkeypatch.setattr(time, "perf_counter_ns", lambda: next(ticks))  # each node takes one tick
-    model = TwoNorms().requires_grad_(False)
+    model = make_model()
     share = addnorm.fuse(model, X).share
     nodes = round(2 / share)  # beside inputs and the output: linear, norm, linear, add, norm, linear
     assert 2 / nodes == share
@@ -78,7 +77,7 @@ def test_share_counts_adds_and_the_norms_that_read_them(monkeypatch):
 
 
 def test_share_is_unknown_with_checkpoints():
-    model = TwoNorms().requires_grad_(False)
+    model = make_model()
     forward = model.forward
     model.forward = lambda x: torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=False)
     fusion = addnorm.fuse(model, X)

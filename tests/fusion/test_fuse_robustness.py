@@ -15,6 +15,7 @@ from addnorm.fusion.proof import prove
 from support.changed_models import with_library_norms
 from support.families import families
 from support.fused_model import QUIET, D, Model, X
+from support.random_models.graphs import Graph
 from support.refusals import make_test
 
 pytestmark = QUIET
@@ -213,18 +214,13 @@ def test_proof_finds_faults_beside_lost_gradients(factor):
 def test_fuse_keeps_second_derivatives_of_a_gradient_in_forward():
     """As in models of forces. Between two graphs the frontend would capture the backward, which has no second derivative then."""
 
-    class Forces(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = Model()
+    def forces(m, x):
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            energy = m.model(x).sin().sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0]
 
-        def forward(self, x):
-            x = x.detach().requires_grad_()
-            with torch.enable_grad():
-                energy = self.model(x).sin().sum()
-                return torch.autograd.grad(energy, x, create_graph=True)[0]
-
-    fusion = addnorm.fuse(Forces(), X)
+    fusion = addnorm.fuse(Graph(forces, model=Model()), X)
     assert len(fusion.fused) == 2
     assert {gradient.name for gradient in fusion.proof.gradients} >= {
         "model.layers.0.f.bias",

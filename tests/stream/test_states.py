@@ -10,6 +10,7 @@ from torch import nn
 import addnorm
 from addnorm import Learned, Row
 from support.families import shake
+from support.random_models.graphs import Graph
 from support.stacks import encoder, torch_encoder
 from support.stream_steps import X, noise
 
@@ -227,23 +228,17 @@ def test_training_mode_is_named_and_random_numbers_are_kept(case):
     assert torch.equal(state, torch.get_rng_state())
 
 
-class Routed(nn.Module):
-    """Sublayer that chooses tokens by their values, as a router of experts does, with views of as many tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(D, D)
-
-    def forward(self, x):
-        chosen = (x[..., 0] > 0).nonzero(as_tuple=True)
-        tokens = self.linear(x[chosen]).view(len(chosen[0]), 2, -1)
-        return x.new_zeros(x.shape).index_put(chosen, tokens.flatten(1))
+def route(m, x):
+    """Choose tokens by their values, as a router of experts does, with views of as many tokens."""
+    chosen = (x[..., 0] > 0).nonzero(as_tuple=True)
+    tokens = m.linear(x[chosen]).view(len(chosen[0]), 2, -1)
+    return x.new_zeros(x.shape).index_put(chosen, tokens.flatten(1))
 
 
 def test_another_choice_of_a_router_is_no_verdict():
     x = noise(3, 4, D)
     model = encoder("pre_ln")
-    model.stack.layers[0].connections[1].sublayer = Routed()
+    model.stack.layers[0].connections[1].sublayer = Graph(route, linear=nn.Linear(D, D))
     model = shake(model.eval())
     other = copy.deepcopy(model)
     with torch.no_grad():

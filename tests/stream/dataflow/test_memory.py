@@ -9,15 +9,12 @@ from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.memory import Region
 from addnorm.stream.dataflow.state import find_tensors
+from support.random_models.graphs import Graph
 from support.stacks import D, Mlp
 
 
 def capture_function(function, *args):
-    class Model(nn.Module):
-        def forward(self, *args):
-            return function(*args)
-
-    return FlowCapture(Model()).run(args, {})
+    return FlowCapture(Graph(lambda m, *args: function(*args))).run(args, {})
 
 
 def find_bytes(tensor):

@@ -10,26 +10,21 @@ from torch.nn import functional as F
 from addnorm import inspect
 from support.families import shake
 from support.handwritten_models import D, make_input
+from support.random_models.graphs import Graph
 from support.stacks import encoder
 from support.stream_steps import inspect_steps, repeat
 
 
-class Residual(nn.Module):
-    """Residual connection x + f(x) around any modules."""
-
-    def __init__(self, *parts):
-        super().__init__()
-        self.f = nn.Sequential(*parts)
-
-    def forward(self, x):
-        return x + self.f(x)
+def residual(*parts):
+    """Return a residual connection x + f(x) around any modules."""
+    return Graph(lambda m, x: x + m.f(x), f=nn.Sequential(*parts))
 
 
 # Rows in unusual spellings.
 
 
 def test_inspect_finds_width_of_one_feature():
-    layers = (Residual(nn.LayerNorm(1), nn.Linear(1, 4), nn.GELU(), nn.Linear(4, 1)) for _ in range(2))
+    layers = (residual(nn.LayerNorm(1), nn.Linear(1, 4), nn.GELU(), nn.Linear(4, 1)) for _ in range(2))
     inspection = inspect(shake(nn.Sequential(*layers)), make_input(2, 5, 1))
     assert (inspection.wiring, inspection.streams[0].width) == ("pre_ln", 1)
 
@@ -101,15 +96,10 @@ def test_inspect_explains_model_without_rows(name):
     assert any(reason in unknown.reason for unknown in inspection.unknown), inspection.unknown
 
 
-class Snake(nn.Module):
-    """Activation x + sin(x)^2, an add that is no sublayer."""
-
-    def forward(self, x):
-        return x + torch.sin(x).square()
-
-
 def test_inspect_ignores_adds_in_activations():
-    layer = (Residual(Snake(), nn.Conv1d(8, 8, 3, padding=1)), Snake(), nn.Conv1d(8, 8, 1))
+    """Snake is x + sin(x)^2."""
+    first, second = (Graph(lambda m, x: x + torch.sin(x).square()) for _ in range(2))
+    layer = (residual(first, nn.Conv1d(8, 8, 3, padding=1)), second, nn.Conv1d(8, 8, 1))
     inspection = inspect(nn.Sequential(*layer, *copy.deepcopy(layer)), make_input(2, 8, 9))
     assert inspection.sites == ()
     assert {unknown.path: "twice" in unknown.reason for unknown in inspection.unknown} == {"0": False, "1": False}

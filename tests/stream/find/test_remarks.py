@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from support.random_models.graphs import Graph
 from support.stream_steps import D, X, inspect_steps, make_mlp, normalize, repeat, run_layers
 
 # Pairs of forwards of `Steps`: one to which a remark or note applies, and one that resembles it.
@@ -87,23 +88,13 @@ def beside(m, x):
 # Weights.
 
 
-class Routed(nn.Module):
-    """Container of sublayers that is called for each."""
-
-    def __init__(self):
-        super().__init__()
-        self.mlps = nn.ModuleList(make_mlp() for _ in range(4))
-
-    def forward(self, x, k):
-        return self.mlps[k](x)
-
-
 shared = repeat(lambda m, k, x: x + m.mlps[0](m.norms[k](x)), end=normalize)
 
 
 def shared_container(m, x):
+    """Run a container of sublayers, which is called for each."""
     if not hasattr(m, "routed"):
-        m.routed = Routed()
+        m.routed = Graph(lambda m, x, k: m.mlps[k](x), mlps=nn.ModuleList(make_mlp() for _ in range(4)))
     for k in range(4):
         x = x + m.routed(m.norms[k](x), k)
     return m.last(x)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from addnorm import inspect
 from support.handwritten_models import IDS, D, make_input, pre, tiny
 from support.inspection_checks import check_tiny
+from support.random_models.graphs import Graph
 from support.stacks import Mlp
 
 
@@ -81,15 +82,7 @@ def test_inspect_few_tokens(shape):
 
 
 def wrapped(model):
-    class Wrapper(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module = model
-
-        def forward(self, *args):
-            return {"out": self.module(*args), "none": None}
-
-    return Wrapper()
+    return Graph(lambda m, *args: {"out": m.module(*args), "none": None}, module=model)
 
 
 def with_parts(make):

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import addnorm
+from support.random_models.graphs import Graph
 from support.random_programs import D, judge, random_program
 from support.stream_steps import noise
 
@@ -27,23 +28,17 @@ def test_matrices_are_those_of_the_run(seed):
         assert addnorm.decompose(model, x).closure < 1e-5
 
 
-class SequenceFirst(nn.Module):
-    """torch's attention as it is by default, `(tokens, batch, d)` inside."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(D, 2)
-
-    def forward(self, x):
-        y = x.transpose(0, 1)
-        return self.attention(y, y, y, need_weights=False)[0].transpose(0, 1)
+def attend(m, x):
+    """Run torch's attention as it is by default, `(tokens, batch, d)` inside."""
+    y = x.transpose(0, 1)
+    return m.attention(y, y, y, need_weights=False)[0].transpose(0, 1)
 
 
 @pytest.mark.parametrize("seed", [3, 4, 7, 10, 21])  # streams in five layouts
 def test_sequence_first_sublayers_are_understood(seed):
     model = random_program(seed)
     for site in model.sites[::2]:
-        site[-1] = SequenceFirst().eval()
+        site[-1] = Graph(attend, attention=nn.MultiheadAttention(D, 2)).eval()
     x = torch.randn(2, 5, D)
     found = addnorm.inspect(model, x)
     program = found.program or found.unnamed

@@ -21,6 +21,7 @@ from support.instrumented_model import (
     step,
     token_ids,
 )
+from support.random_models.graphs import Graph
 from support.stacks import torch_encoder
 from support.stream_steps import X, make_steps
 
@@ -49,33 +50,27 @@ def test_norms_parameters_and_metadata(post):
     assert all(site["closes"] and site["closure"] < 1e-5 for site in metadata["sites"].values())
 
 
-class Interrupted(nn.Module):
-    """Two sublayers, and between them a step that components cannot be propagated through."""
+def interrupted(between=lambda model, x: x, d=D):
+    """Return a model of two sublayers, and between them a step that components cannot be propagated through."""
 
-    def __init__(self, between=lambda model, x: x, d=D):
-        super().__init__()
-        self.one, self.two, self.between = nn.Linear(d, d), nn.Linear(d, d), between
-        self.scale = nn.Parameter(torch.rand(d) + 0.5)
+    def run(m, x):
+        x = between(m, x + torch.tanh(m.one(x)))
+        return x + torch.tanh(m.two(x))
 
-    def forward(self, x):
-        x = x + torch.tanh(self.one(x))
-        x = self.between(self, x)
-        return x + torch.tanh(self.two(x))
+    return Graph(run, one=nn.Linear(d, d), two=nn.Linear(d, d), scale=nn.Parameter(torch.rand(d) + 0.5))
 
 
-class Columns(nn.Module):
-    """Table whose rows are tokens in its second layer: each norm there has the features of all columns."""
+def columns():
+    """Return a table whose rows are tokens in its second layer: each norm there has the features of all columns."""
 
-    def __init__(self):
-        super().__init__()
-        sizes = [D, D, TOKENS * D, TOKENS * D]
-        self.fs, self.norms = nn.ModuleList(nn.Linear(d, d) for d in sizes), nn.ModuleList(map(nn.LayerNorm, sizes))
-
-    def forward(self, x):
-        for k, (f, norm) in enumerate(zip(self.fs, self.norms, strict=True)):
+    def run(m, x):
+        for k, (f, norm) in enumerate(zip(m.fs, m.norms, strict=True)):
             x = x.flatten(-2) if k == 2 else x
             x = norm(x + torch.tanh(f(x)))
         return x
+
+    sizes = [D, D, TOKENS * D, TOKENS * D]
+    return Graph(run, fs=nn.ModuleList(nn.Linear(d, d) for d in sizes), norms=nn.ModuleList(map(nn.LayerNorm, sizes)))
 
 
 def mask(model, x):
@@ -85,13 +80,13 @@ def mask(model, x):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Interrupted(lambda model, x: x * model.scale), "multiplie"),
-        (lambda: Interrupted(mask), "the stream is multiplied or masked between add 1 and"),
+        (lambda: interrupted(lambda model, x: x * model.scale), "multiplie"),
+        (lambda: interrupted(mask), "the stream is multiplied or masked between add 1 and"),
         (
-            lambda: Interrupted(lambda model, x: torch.cat([x, x[:, :1]], 1)),
+            lambda: interrupted(lambda model, x: torch.cat([x, x[:, :1]], 1)),
             "tokens join or leave the stream before add 2",
         ),
-        (Columns, f"a norm after add 1 normalizes a part of a token's {TOKENS * D} features"),
+        (columns, f"a norm after add 1 normalizes a part of a token's {TOKENS * D} features"),
     ],
     ids=["scaled", "masked", "longer", "columns"],
 )
@@ -103,14 +98,14 @@ def test_balance_gives_the_reason_without_amounts(make, reason):
 
 
 def test_balance_of_a_stream_times_zero():
-    (sheet,) = record(Interrupted(lambda model, x: x * 0.0), torch.randn(BATCH, TOKENS, D)).balances.values()
+    (sheet,) = record(interrupted(lambda model, x: x * 0.0), torch.randn(BATCH, TOKENS, D)).balances.values()
     assert sheet.reason == ""
     assert sheet.amounts == pytest.approx((0.0, 0.0, sheet.stream_norm), abs=1e-6)
 
 
 def test_unchanged_elements():
     """Count the elements of a bfloat16 stream whose round-off is larger than the write."""
-    model, x = Interrupted().bfloat16(), 500 * torch.randn(2, 50, D).bfloat16()
+    model, x = interrupted().bfloat16(), 500 * torch.randn(2, 50, D).bfloat16()
     share = record(model, x).series("write", "unchanged")[0][1]
     with torch.no_grad():
         out = x + torch.tanh(model.one(x))
@@ -140,7 +135,7 @@ STATES = {  # tokens of two features, and statistics by hand
 @pytest.mark.parametrize("name", STATES)
 def test_statistics_of_a_state(name):
     tokens, expected, dtype = (*STATES[name], torch.float32)[:3]
-    rec = record(Interrupted(d=2).to(dtype), torch.tensor([tokens], dtype=dtype))
+    rec = record(interrupted(d=2).to(dtype), torch.tensor([tokens], dtype=dtype))
     values = {statistic: rec.series("out", statistic)[0][1] for statistic in expected}
     assert values == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
@@ -148,12 +143,12 @@ def test_statistics_of_a_state(name):
 def test_median_of_a_large_state_is_of_all_features():
     # Two elements for each of the sample: every second feature.
     x = torch.tensor([9.0, 1.0, 1.0, 1.0]).expand(1, 8192, 4)
-    assert record(Interrupted(d=4), x).series("out", "top")[0][1] == pytest.approx(9.0, rel=1e-6)
+    assert record(interrupted(d=4), x).series("out", "top")[0][1] == pytest.approx(9.0, rel=1e-6)
 
 
 def test_similarity_is_of_sequences_with_two_directions():
     x = torch.tensor([[(3.0, 4.0), (0.0, 0.0)], [(3.0, 4.0), (0.0, 2.0)]])
-    assert record(Interrupted(d=2), x).series("out", "similarity")[0][1] == pytest.approx(0.8, rel=1e-6)
+    assert record(interrupted(d=2), x).series("out", "similarity")[0][1] == pytest.approx(0.8, rel=1e-6)
 
 
 def gated(m, x):
