@@ -9,7 +9,6 @@ import torch
 import addnorm
 from support.expansion import record_mhc
 from support.families import shake
-from support.real_models import make_model
 from support.stacks import encoder
 
 
@@ -64,18 +63,6 @@ def test_ablate_each_has_an_effect_of_each_sublayer(run):
         pytest.raises(RuntimeError, match=r"inside addnorm\.ablate"),
     ):
         addnorm.decompose(run.model, run.x)
-
-
-def test_ablate_equals_edited_deepseek_to_the_bit():
-    model, tokens = make_model("deepseek_v4:DeepseekV4", torch.float32), torch.randint(4, 64, (2, 12))
-    inspection = addnorm.inspect(model, tokens, use_cache=False)
-    with torch.no_grad(), addnorm.ablate(inspection.site("layers.1.mlp")):
-        found = model(tokens, use_cache=False).last_hidden_state
-    zero = model.layers[1].mlp.register_forward_hook(lambda module, args, out: torch.zeros_like(out))
-    with torch.no_grad():
-        assert torch.equal(model(tokens, use_cache=False).last_hidden_state, found)
-        zero.remove()
-        assert not torch.equal(model(tokens, use_cache=False).last_hidden_state, found)
 
 
 @pytest.mark.parametrize("wiring", ["ngpt", "gated_mix"])

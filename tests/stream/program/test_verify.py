@@ -38,8 +38,6 @@ PLANTED = [
     ("no final norm", "the final norm is missing, expected after the last sublayer", 0),
     ({2: "transposed", 3: "transposed"}, A + "transposed", 2),
     ({0: "transposed"}, A + "transposed", 1),
-    ({3: "half gate"}, B + "0.5 times", 1),
-    ({1: "not applied"}, A + "not applied", 1),
 ]
 
 

@@ -10,7 +10,6 @@ from support.instrumented_model import (
     REFERENCE,
     D,
     Model,
-    backward,
     column,
     compare_write,
     record,
@@ -19,15 +18,6 @@ from support.instrumented_model import (
 )
 from support.random_models.chains import SMALL, make_chain
 from support.stacks import torch_encoder
-
-
-def test_every(ids):
-    model = Model()
-    with addnorm.record(model, every=3) as rec:
-        for _ in range(7):
-            backward(model, ids)
-    assert rec.steps == (0, 3, 6)
-    assert [s for s, _ in rec.over_time(rec.sites[1].id, "params", "grad_l2")] == [0, 3, 6]
 
 
 def test_every_counts_steps_of_several_forwards(ids):
