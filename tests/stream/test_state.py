@@ -13,7 +13,7 @@ from support.unrestored_models import UNRESTORED, Unrestored
 X = noise(2, 5, D, seed=1)
 REFUSED = {"LazyInList"}  # by inspect
 UNCOPIED = {"Context", "Queue", "ThreadLocal"}  # copy.deepcopy refuses them
-FUSED = ("BufferAndNumber", "TensorInDict", "Closure", "WrittenParameter", "Sparse", "Generator")
+FUSED = ("BufferAndNumber", "Closure", "WrittenParameter", "Sparse", "Generator")
 # Copies share this state in classes and functions
 # fuse refuses these models: torch.compile's frontend ignores their state.
 UNFUSED = {"CachedFunction", "CachedMethod", "NestedContainers", "Deque", "ClassAttribute", "DefaultArgument"}

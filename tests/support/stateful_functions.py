@@ -46,19 +46,6 @@ class ClassAttribute(Fresh):
         return self.n
 
 
-class ContainerOfClass(Fresh):
-    cache = []  # noqa: RUF012
-
-    def setup(self):
-        self.cache.clear()
-
-    def grow(self):
-        self.cache.append(1)
-
-    def count(self):
-        return len(self.cache)
-
-
 class DefaultArgument(Fresh):
     def setup(self):
         self.grow.__defaults__[0].clear()

@@ -65,15 +65,6 @@ class BufferAndNumber(State):
         return self.t[:n]
 
 
-class ReplacedBuffer(State):
-    def setup(self):
-        self.register_buffer("t", None)
-
-    def value(self, x):
-        self.t = table(x) if self.t is None else self.t + 1
-        return self.t
-
-
 class NewAttribute(State):
     def value(self, x):
         if not hasattr(self, "t"):
@@ -90,17 +81,6 @@ class DeletedAttribute(State):
         value = getattr(self, "first", 1.0)
         vars(self).pop("first", None)
         return value
-
-
-class TensorInDict(State):
-    def setup(self):
-        self.cache = {"t": torch.zeros(9, D), "n": 0}
-
-    def value(self, x):
-        if x.shape[1] > self.cache["n"]:
-            self.cache["t"][: x.shape[1]] = table(x)
-            self.cache["n"] = x.shape[1]
-        return self.cache["t"][: x.shape[1]]
 
 
 class ViewOfBuffer(State):
