@@ -50,18 +50,6 @@ def change_copy(model, change):
     return lambda *args, **kwargs: functional_call(twin, dict(model.named_parameters()), args, kwargs)
 
 
-def drop_parameters(weight=False, bias=False):
-    """Return a change that removes weight or bias of the first norm."""
-
-    def change(twin):
-        norm = twin.norm1
-        norm.forward = lambda x: F.layer_norm(
-            x, (16,), None if weight else norm.weight, None if bias else norm.bias, norm.eps
-        )
-
-    return change
-
-
 def change_gradient(model, name, change):
     """Return the model with one of its gradients changed."""
     return lambda *args: functional_call(
@@ -89,8 +77,6 @@ class Function(nn.Module):
 
 FAULTS = {
     "another eps": lambda m: change_copy(m, lambda t: setattr(t.norm1, "eps", 1e-5)),
-    "no bias": lambda m: change_copy(m, drop_parameters(bias=True)),
-    "no weight": lambda m: change_copy(m, drop_parameters(weight=True)),
     "another activation": lambda m: change_copy(m, lambda t: setattr(t, "activation", F.silu)),
     "another gradient of a weight": lambda m: change_gradient(m, "norm1.weight", lambda g: g * 1.001),
     "another gradient of a matrix": lambda m: change_gradient(m, "linear1.weight", lambda g: g * 1.001),
