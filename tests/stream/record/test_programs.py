@@ -264,13 +264,10 @@ def test_streams_that_the_loss_does_not_use_have_gradient_zero():
 
 def test_other_calls_are_refused_in_a_sentence():
     model, x = encoder("mhc"), X
-    with (
-        pytest.raises(ValueError, match=r"layers is \[7\], expected numbers from 0 to 1"),
-        addnorm.record(model, layers=[7]),
-    ):
-        model(x)
-    with pytest.raises(ValueError, match="tokens has shape"), addnorm.record(model, tokens=torch.ones(3, 4)):
-        model(x)
+    with pytest.raises(ValueError, match=r"layers is \[7\], expected numbers from 0 to 1"):
+        record(model, x, layers=[7])
+    with pytest.raises(ValueError, match="tokens has shape"):
+        record(model, x, tokens=torch.ones(3, 4))
     rec = record(model, x, layers=[1])
     assert [site.layer for site in rec.sites] == [None, 1, 1, None]
 
