@@ -114,7 +114,6 @@ UNNAMED = {
     "quantile of a token": lambda x: x / x.abs().quantile(0.9, -1, keepdim=True),
     "batch norm": lambda x: F.batch_norm(x.mT, torch.zeros(D), torch.ones(D)).mT,
     "batch norm in training": lambda x: F.batch_norm(x.mT, None, None, training=True).mT,
-    "instance norm": lambda x: F.instance_norm(x.mT).mT,
     "group norm": lambda x: F.group_norm(x.mT, 1).mT,
     "range of a token": lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)),
 }  # fmt: skip
