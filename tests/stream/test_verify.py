@@ -40,6 +40,7 @@ def only(layer, sublayer, value, otherwise):
 PLANTED = [
     ("pre_ln", {"norm_in": False, "norm_out": True}, MOVED, 6),
     ("pre_ln", {"norm_in": only(1, 1, False, True)}, "the norm is missing, expected before the sublayer", 1),
+    ("pre_ln", {"norm_in": False}, "the norm is missing, expected before", 6),
     ("pre_ln", {"norm_branch": True}, "before the sublayer and on the sublayer's output, expected before the sublayer", 6),
     ("pre_ln", {"norm_in": False, "norm_branch": True}, "on the sublayer's output, expected before the sublayer", 6),
     ("pre_ln", {"b": 0.5}, "the factor of the branch is 0.5, expected 1", 6),
@@ -53,11 +54,14 @@ PLANTED = [
     ("post_ln", {"norm_in": True, "norm_out": False}, "before the sublayer, expected after the add", 6),
     ("post_ln", {"norm_out": only(0, 0, False, True)}, "the norm is missing, expected after the add", 1),
     ("deepnorm", {"a": 1.0, "b": lambda row, place: row.a}, "the factor 1.565 is on the branch, expected on the residual", 6),
+    ("deepnorm", {"a": 1.0}, "the factor of the residual is 1, expected 1.565", 6),
     ("layernorm_scaling", {"c": 1.0}, "the factor of what the sublayer reads is 1, expected 0.7071", 2),
     ("layer_scale", {"b": 0.1}, "the branch is 0.1, expected learned, a number for each feature", 6),
     ("layer_scale", {"b": Learned(0.1)}, "is learned, one number, expected learned, a number for each feature", 6),
     ("rezero", {"b": 1.0}, "the factor of the branch is 1, expected learned, one number", 6),
     ("sandwich", {"norm_branch": False}, "the norm is before the sublayer, expected before the sublayer and on", 6),
+    ("reordered", {"norm_branch": False, "norm_in": True}, "before the sublayer, expected on the sublayer's output", 6),
+    ("no_residual", {"a": 1.0}, "the factor of the residual is 1, expected 0", 6),
 ]  # fmt: skip
 
 
