@@ -19,6 +19,7 @@ from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.dataflow.graph import DATA, NOISE, Value
+from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.dataflow.wrappers import distribute, find_split_parameter, has_flat_parameters
 from addnorm.stream.deviations import MAX_SITES, Deviation, compare_models, compare_wirings, group_differences
 from addnorm.stream.find.remarks import MISSING
@@ -260,6 +261,7 @@ def _explain_numbers(state: Tensor) -> str:
     return ""
 
 
+@fork_rng()  # a thread that moves parameters keeps out the others that verify or inspect a model
 def _verify_program(
     model: nn.Module | Inspection, args: Any, kwargs: dict[str, Any], wiring: Wiring, norms: tuple[Any, Any, Any]
 ) -> Verification:

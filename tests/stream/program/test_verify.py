@@ -3,6 +3,7 @@
 import copy
 import importlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -226,3 +227,12 @@ def test_result_says_where_no_parameters_were_moved(monkeypatch):
     assert " ".join(str(found).split()).endswith(text)
     for wiring in ("pre_ln", "siamese_norm"):  # without parameters of coefficients
         assert addnorm.verify(addnorm.nn.Encoder(2, 16, nhead=2, wiring=wiring).eval(), x, wiring=wiring).moved is None
+
+
+def test_threads_that_verify_one_model_leave_it_as_it_is():
+    model = addnorm.nn.Encoder(1, 16, nhead=2, wiring="mhc").eval()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    with ThreadPoolExecutor(3) as threads:
+        found = [*threads.map(lambda _: addnorm.verify(model, X, wiring="mhc"), range(6))]
+    assert all(one.agrees and one.moved for one in found), [*map(str, found)]
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
