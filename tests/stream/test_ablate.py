@@ -47,6 +47,32 @@ def test_blocks_nest_and_multiply(model, x):
         assert torch.allclose(model(x), expected, atol=1e-6)
 
 
+class Dual(Model):
+    """ResiDual: two streams have the same writes; `scales[k]` multiplies that of sublayer k."""
+
+    def forward(self, x):
+        second = x
+        for f, norm, scale in zip(self.f, self.norm, self.scales, strict=True):
+            write = f(x)
+            write = write.mean((0, 1), keepdim=True).expand_as(write) if scale == "mean" else write * scale
+            second, x = second + write, norm(x + write)
+        return x + nn.functional.layer_norm(second, (D,))
+
+
+@pytest.mark.parametrize("s", [0.0, 0.5])
+def test_both_streams_of_residual_lose_the_write(x, s):
+    model = Dual()
+    assert addnorm.inspect(model, x).wiring == "resi_dual"
+    assert_scaled(model, 1, s, x)
+
+
+def test_ablated_resi_dual_equals_the_stack_without_it(x):
+    model = addnorm.nn.Encoder(2, D, nhead=2, wiring="resi_dual").eval()
+    for k, site in enumerate(addnorm.inspect(model, x).sites):
+        with addnorm.ablate(site), torch.no_grad():
+            assert torch.equal(model(x), model.stack.without(k)(x))
+
+
 def test_inputs_of_another_shape(model, x):
     site = addnorm.inspect(model, x).sites[1]
     other = torch.randn(3, 9, D)

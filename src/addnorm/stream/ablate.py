@@ -25,7 +25,7 @@ from addnorm.stream.dataflow.frames import WithoutFastPath, force_eager
 from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.dataflow.snapshot import preserve_state
-from addnorm.stream.edits import AddEdit, OutputEdit, register_edit
+from addnorm.stream.edits import AddEdit, OutputEdit, WriteEdit, list_writes, register_edit
 from addnorm.stream.find.equation_errors import check_repeated
 from addnorm.stream.find.sites import Site
 from addnorm.stream.inspection import Inspection
@@ -95,17 +95,22 @@ def _edit_write(site: Site | ProgramSite, s: float, takes_mean: bool = False) ->
     model = site.model
     if model is None:
         raise RuntimeError(f"the model of site {site.id!r} was deleted, expected it to live as long as the block.")
-    edit = OutputEdit(site, s, takes_mean) if isinstance(site, ProgramSite) else AddEdit(site, s, takes_mean)
+    edits: list[WriteEdit] = (
+        [OutputEdit(site, s, takes_mean)]
+        if isinstance(site, ProgramSite)
+        else [AddEdit(site, write, s, takes_mean) for write in list_writes(site)]
+    )
 
     def begin(mode: ObserverMode, args: Any, kwargs: Any) -> bool:
-        mode.editors[edit.op.address].append(edit)
+        for edit in edits:
+            mode.editors[edit.op.address].append(edit)
         return True
 
     def end(mode: ObserverMode) -> None:
-        if mode.completed and mode.is_uncertain(edit.op):
-            raise edit.build_missed_error()
+        if mode.completed and any(mode.is_uncertain(edit.op) for edit in edits):
+            raise edits[0].build_missed_error()
 
-    with disable_checkpoints(), observe_forwards(model, begin, end), register_edit(model, edit):
+    with disable_checkpoints(), observe_forwards(model, begin, end), register_edit(model, edits[0]):
         yield
 
 

@@ -21,7 +21,7 @@ from addnorm.stream.dataflow.observers import Editor, find_observable
 from addnorm.stream.dataflow.operators import FAMILY, bind_arguments
 from addnorm.stream.dataflow.writes import find_written
 from addnorm.stream.find.sites import Site
-from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.find.sublayers import Sublayer, find_sublayers
 from addnorm.stream.program.result import ProgramSite
 from addnorm.stream.write_terms import find_write_term
 
@@ -73,15 +73,15 @@ class AddEdit(WriteEdit):
 
     Args:
         site: the sublayer.
+        sublayer: one of `list_writes(site)`.
         s: the factor of the write.
         takes_mean: replace the write by its mean over all tokens instead.
     """
 
-    def __init__(self, site: Site, s: float, takes_mean: bool) -> None:
-        sublayer: Sublayer = site.sublayer
+    def __init__(self, site: Site, sublayer: Sublayer, s: float, takes_mean: bool) -> None:
         term = sublayer.write_path.terms[-1]
         assert term.op is not None
-        super().__init__(site, term.op, s, _find_token_dims(site) if takes_mean else None)
+        super().__init__(site, term.op, s, _find_token_dims(site, sublayer) if takes_mean else None)
         self.key = _identify(sublayer)
         self.write: Value = term.value
         self.fused = self.op.origin != self.op.name  # the add is a step of a fused operator
@@ -184,14 +184,21 @@ class AddEdit(WriteEdit):
         )
 
 
-def _find_token_dims(site: Site) -> list[int]:
+def list_writes(site: Site) -> list[Sublayer]:
+    """Return the sublayer of a site, and the same sublayer where it writes to the second stream of ResiDual."""
+    own, chain = site.sublayer, site.parent.chain
+    others = [sublayer for add in chain.dual_adds for sublayer in find_sublayers(add, own.place)]
+    return [own, *(one for one in others if one.write_path.source is own.write_path.source)]
+
+
+def _find_token_dims(site: Site, sublayer: Sublayer) -> list[int]:
     """Return the dimensions of a write over which its mean is that of all tokens of the batch."""
-    layout = site.parent.layout.of_write(site.sublayer)
+    layout = site.parent.layout.of_write(sublayer)
     if layout is None:
         raise RuntimeError(
             f"mode is 'mean', expected 'zero' for {site.id!r}: the dimension of the features of its write is not known."
         )
-    if any(math.prod(scale.shape) not in (1, site.parent.width) for scale in find_write_term(site.sublayer).scales):
+    if any(math.prod(scale.shape) not in (1, site.parent.width) for scale in find_write_term(sublayer).scales):
         raise RuntimeError(
             f"mode is 'mean', expected 'zero' for {site.id!r}: the add multiplies its write by another factor for each token."
         )
