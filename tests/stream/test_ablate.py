@@ -118,6 +118,50 @@ def test_every_form_of_the_add(name, x):
     torch.testing.assert_close(actual, run(model, x), atol=1e-4, rtol=1e-3)
 
 
+WITH_FACTORS = ("addcmul", "addcmul of a parameter", "add_residual, scaled")
+
+
+@pytest.mark.parametrize("name", [name for name in ADDS if name not in (*WITH_FACTORS, "addmm")])
+def test_mean_has_the_gradients_of_the_mean(name, x):
+    def one_add(m, x):
+        f = m.gates[0](m.norms[0](x))
+        return m.last(
+            ADDS[name](x, f.mean((0, 1), keepdim=True).expand_as(f).clone() if m.takes_mean else f, m.gammas[0])
+        )
+
+    model = make_steps(one_add)
+    model.takes_mean = False
+    (site,) = addnorm.inspect(model, x).sites
+    with addnorm.ablate(site, "mean"):
+        actual = run(model, x)
+    model.takes_mean = True
+    torch.testing.assert_close(actual, run(model, x), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", WITH_FACTORS)
+def test_mean_has_no_gradient_of_a_factor_of_the_add(name, x):
+    model = make_steps(lambda m, x: m.last(ADDS[name](x, m.gates[0](m.norms[0](x)), m.gammas[0])))
+    (site,) = addnorm.inspect(model, x).sites
+    with addnorm.ablate(site, "mean"):
+        y = model(x)
+        with pytest.raises(RuntimeError, match="expected 'zero' for a gradient of the factor"):
+            y.sum().backward()
+
+
+def test_mean_of_a_transposed_write_in_place(x):
+    def add(x, f, takes_mean=False):
+        f = f.transpose(0, 1).contiguous().transpose(0, 1)
+        return (f.mean((0, 1), keepdim=True).expand_as(f).clone() if takes_mean else f).add_(x)
+
+    model = make_steps(lambda m, x: m.last(add(x, m.gates[0](m.norms[0](x)))))
+    (site,) = addnorm.inspect(model, x).sites
+    with addnorm.ablate(site, "mean"):
+        with pytest.raises(RuntimeError, match="into a part or a view of a tensor"):
+            model(x)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), model.last(add(x, model.gates[0](model.norms[0](x)), True)))
+
+
 def test_lerp_with_learned_weight(x):
     """The gradient of the weight depends on the write, which autograd saves as it was: only outputs can be edited."""
     model = make_steps(lambda m, x: m.last(torch.lerp(x, m.gates[0](m.norms[0](x)), m.gammas[0])))

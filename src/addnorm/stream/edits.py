@@ -92,6 +92,8 @@ class AddEdit(WriteEdit):
         self.stacked = stacked is not None
         self.in_place = False
         self._scaled: list[int] = []  # indices of the operator's tensors that make up the write
+        self._factors: list[int] = []  # of them, those that multiply a mean
+        self._shape: torch.Size | None = None  # of the write of which a mean is taken
         self.argument = ""  # the name of the write among the arguments of an operator of another library
         if (whole := self.op.whole) is not None and "::" in whole.name and not whole.name.startswith(FAMILY):
             given, source = bind_arguments(whole.func, whole.args, whole.kwargs), strip_views(self.write)
@@ -122,6 +124,11 @@ class AddEdit(WriteEdit):
         self.in_place = func._schema.is_mutable
         tensors = [name for name in names if isinstance(arguments.get(name), Tensor)]
         self._scaled = [self.index] if self.stacked else [k for k, name in enumerate(tensors) if name in parts]
+        if self.dims is not None and not self.stacked:
+            averaged = "branch" if "branch" in arguments else names[self.index]
+            self._factors = [k for k in self._scaled if tensors[k] not in (averaged, *ADDITIVE_OPTIONS)]
+            self._scaled = [k for k in self._scaled if tensors[k] == averaged]
+            self._shape = getattr(arguments.get(averaged), "shape", None)
         with torch.no_grad():
             if not self.fused:
                 return self._change_argument(args), kwargs
@@ -145,9 +152,11 @@ class AddEdit(WriteEdit):
                 "model under torch.no_grad()."
             )
         base = out._base if self.in_place and out._is_view() else None
-        if base is not None and 0 in self._scaled and base.numel() != out.numel() and base.requires_grad:
+        is_moved = self.dims is not None and base is not None and not (base.is_contiguous() and out.is_contiguous())
+        is_part = base is not None and base.numel() != out.numel()
+        if base is not None and 0 in self._scaled and base.requires_grad and (is_part or is_moved):
             raise RuntimeError(
-                f"{self.site.id!r} is added into a part of a tensor, where its gradient is not a separate tensor."
+                f"{self.site.id!r} is added into a part or a view of a tensor, where its gradient is not a separate tensor."
             )
         node = (out if base is None else base).grad_fn  # in place through a view torch sets the node of the base
         if node is not None:
@@ -179,9 +188,19 @@ class AddEdit(WriteEdit):
         return (operands, *args[1:]) if self.stacked else tuple(operands)
 
     def _change_gradients(self, grads: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
+        if any(k in self._factors and grad is not None for k, grad in enumerate(grads)):
+            raise RuntimeError(
+                f"mode is 'mean', expected 'zero' for a gradient of the factor of {self.site.id!r}: autograd holds the unchanged "
+                "write."
+            )
         return tuple(
-            self.scale(grad) if k in self._scaled and grad is not None else grad for k, grad in enumerate(grads)
+            self._change_gradient(grad) if k in self._scaled and grad is not None else grad
+            for k, grad in enumerate(grads)
         )
+
+    def _change_gradient(self, grad: Tensor) -> Tensor:
+        """Return the gradient of the write: the function is its own adjoint. In place the gradient is that of the base."""
+        return self.change_write(grad.reshape(self._shape or grad.shape)).reshape(grad.shape)
 
 
 def list_writes(site: Site) -> list[Sublayer]:
