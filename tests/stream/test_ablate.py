@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
@@ -283,3 +284,30 @@ def test_deleted_model(x, frozen_heap):
     gc.collect()
     with pytest.raises(RuntimeError, match="was deleted"), addnorm.ablate(site):
         pass
+
+
+def run_dual(model, x):
+    with forward_ad.dual_level():
+        return model(forward_ad.make_dual(x, x))
+
+
+TRANSFORMS = {
+    "grad": lambda model, x: torch.func.grad(lambda t: model(t).sum())(x),
+    "jacrev": lambda model, x: torch.func.jacrev(model)(x),
+    "vmap": lambda model, x: torch.func.vmap(model)(x[None]),
+    "jvp": lambda model, x: torch.func.jvp(model, (x,), (x,)),
+    "forward AD": run_dual,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_are_refused(model, x, transform):
+    """Autograd's node of an operator is not reached there."""
+    site = addnorm.inspect(model, x).sites[1]
+    expected = run_scaled(model, 1, 0.5, x)
+    with addnorm.scale_write(site, 0.5):
+        with pytest.raises(RuntimeError, match=r"runs inside torch\.func or forward-mode AD, expected outside"):
+            transform(model, x)
+        torch.testing.assert_close(model(x), expected)
+    transform(model, x)

@@ -173,12 +173,13 @@ def direct_call(op: Any) -> Callable[..., Any]:
     return getattr(op, "_op", op)  # type: ignore[no-any-return]  # torch does not type it
 
 
-def _in_transform() -> bool:
+def has_transform() -> bool:
+    """Return whether a transform of `torch.func` or a forward-mode derivative is active."""
     return _forward_ad._current_level >= 0 or in_function_transform()  # type: ignore[no-any-return]  # torch does not type it
 
 
 # Whether the formulas must compute: a transform of `torch.func` or a forward-mode derivative is active, or no kernel is called.
-in_transform: Callable[[], bool] = (lambda: True) if MISSING else _in_transform
+in_transform: Callable[[], bool] = (lambda: True) if MISSING else has_transform
 
 
 def is_recording() -> bool:

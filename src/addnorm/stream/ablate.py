@@ -21,6 +21,7 @@ from addnorm._util.arguments import check_choice, check_float
 from addnorm._util.blocks import Block, Column, Table
 from addnorm._util.numbers import format_number
 from addnorm._util.render import Rendered
+from addnorm._util.torch_internals import has_transform
 from addnorm.stream.dataflow.frames import WithoutFastPath, force_eager
 from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
 from addnorm.stream.dataflow.replay import relative_error
@@ -49,7 +50,8 @@ def ablate(site: Site | ProgramSite, mode: Mode = "zero") -> Iterator[None]:
     `addnorm.record` in the block measures what is added: the write is zero, or the mean.
 
     Raises:
-        RuntimeError: at the end of a forward that did not reach the site, because it ran other operators than the inspected one.
+        RuntimeError: at the end of a forward that did not reach the site, because it ran other operators than the inspected one;
+            in a forward inside a transform of `torch.func`, or with forward-mode derivatives.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -102,6 +104,11 @@ def _edit_write(site: Site | ProgramSite, s: float, takes_mean: bool = False) ->
     )
 
     def begin(mode: ObserverMode, args: Any, kwargs: Any) -> bool:
+        if has_transform():
+            raise RuntimeError(
+                f"the model with an edit of {site.id!r} runs inside torch.func or forward-mode AD, expected outside: "
+                "torch.autograd.grad has its gradients."
+            )
         for edit in edits:
             mode.editors[edit.op.address].append(edit)
         return True
