@@ -110,3 +110,9 @@ def test_progress_bar(inspected, x):
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     addnorm.ablate_each(inspection, x, progress=console)
     assert "ablate Model" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("shape", [(0, 5, D), (2, 0, D)])
+def test_refuses_an_empty_batch(inspected, shape):
+    with pytest.raises(ValueError, match="the model's output has no numbers, expected some"):
+        addnorm.ablate_each(inspected[0], torch.randn(shape))

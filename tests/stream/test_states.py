@@ -248,3 +248,15 @@ def test_another_choice_of_a_router_is_no_verdict():
     assert (inside.place.split(" (")[0], found.agrees) == ("inside the attention of layer 1", False)
     assert "as if these choose other experts" in str(uncompared)
     assert found.terms[-1].agrees  # the later terms are fed with the reference's values
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 16), (2, 0, 16)])
+def test_empty_batch_proves_nothing(shape, tmp_path):
+    model, x = make_model(), torch.randn(shape)
+    found = addnorm.verify(model, x, like=copy.deepcopy(model))
+    assert not found
+    assert not found.terms
+    assert "the inputs hold no token, so nothing is proven" in " ".join(str(found).split())
+    with pytest.raises(ValueError, match="inspection has no numbers, expected one of inputs that hold a token"):
+        addnorm.save_states(addnorm.inspect(model, x), tmp_path / "states.pt")
+    assert not [*tmp_path.iterdir()]

@@ -202,6 +202,7 @@ def ablate_each(
 
     Raises:
         RuntimeError: the model was deleted, or returns another output when it is called again, or as `ablate`.
+        ValueError: the model's output is empty, as that of an empty batch.
         TypeError: `inspection` or `loss` is another object, `loss` returns no number, or the model's output has no tensor.
 
     Example:
@@ -239,6 +240,10 @@ def ablate_each(
     effects: list[Ablation] = []
     with torch.no_grad():
         whole_loss, whole = run()
+        if not whole.numel():
+            raise ValueError(
+                "the model's output has no numbers, expected some: call ablate_each with inputs that hold a token."
+            )
         check_repeated(run()[1], whole)
         for site in _track(chosen, f"ablate {inspection.model}", progress):
             with ablate(site, mode):

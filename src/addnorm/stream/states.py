@@ -180,7 +180,7 @@ def save_states(inspection: Inspection, path: str | Path) -> Path:
         The path.
 
     Raises:
-        ValueError: the inspection has no stream.
+        ValueError: the inspection has no stream, or that of an empty batch.
 
     Example:
         >>> import tempfile
@@ -196,6 +196,8 @@ def save_states(inspection: Inspection, path: str | Path) -> Path:
         raise ValueError("inspection has no residual stream, expected one whose states can be saved.")
     states = collect_states(inspection)
     terms = {key: tensor.cpu().clone(memory_format=torch.contiguous_format) for key, tensor in states["terms"].items()}
+    if not any(tensor.numel() for tensor in terms.values()):
+        raise ValueError("inspection has no numbers, expected one of inputs that hold a token.")
     with atomic_path(path) as temporary:
         torch.save({**states, "terms": terms}, temporary)
     return Path(path)
@@ -238,7 +240,7 @@ def measure_terms(inspection: Inspection, reference: States) -> list[TermError]:
     with torch.no_grad(), fork_rng():
         for key, stream, term in sorted(keyed, key=lambda entry: max(value.index for value in entry[2].values)):
             theirs = starts[stream][0] if term.name == "start" else reference["terms"].get(key)
-            if theirs is None or all(value in known for value in term.values):
+            if theirs is None or not theirs.numel() or all(value in known for value in term.values):
                 continue
             known_start, start = starts[stream]
             # A norm may compute in a wider dtype than that of the stream, which it reads.
