@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -17,6 +17,13 @@ UNCOUNTED = -1  # ordinal of an operator that cannot be found in another run
 EDIT = "edit"  # name of the operator that changes a write inside `ablate`
 # A module's path, the index of the call, an operator's name, its index among the operators of this name in the call.
 Address = tuple[str, int, str, int]
+
+
+def _refuse_copy(part: Value | Op, protocol: SupportsIndex) -> NoReturn:
+    """Raise the error of `copy.deepcopy` and `pickle`, which follow a captured run into its depth."""
+    raise TypeError(
+        "a result of addnorm that holds the run of a model cannot be copied or pickled: keep its to_dict() or its tensors."
+    )
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -79,6 +86,8 @@ class Value:
     norm: Any = None
     shape: tuple[int, ...] = field(init=False)
 
+    __reduce_ex__ = _refuse_copy
+
     def __post_init__(self) -> None:
         self.shape = tuple(self.tensor.shape)
 
@@ -137,6 +146,8 @@ class Op:
     traits: frozenset[str] = field(init=False)
     whole: Op | None = None
     note: str = ""
+
+    __reduce_ex__ = _refuse_copy
 
     def __post_init__(self) -> None:
         self.origin = self.origin or self.name

@@ -65,6 +65,10 @@ class Spike(NamedTuple):
         return text if math.isnan(self.mean) else f"{text}, after {self.mean:.4g} ± {self.sd:.2g}"
 
 
+def do_nothing() -> None:
+    """Do nothing: maps and balances that are complete need no update. A recording with a lambda would not pickle."""
+
+
 class Measurements:
     """Numbers of a recording with the sites they belong to. `Recording` adds files, drawings and tables.
 
@@ -86,7 +90,7 @@ class Measurements:
         self.metadata: dict[str, Any] = dict(metadata or {})
         self._memory_maps: dict[str, MemoryMap] = dict(memory_maps or {})
         self._balances: dict[str, Balance] = dict(balances or {})
-        self._update_maps: Callable[[], None] = lambda: None  # called before maps and balances are read
+        self._update_maps: Callable[[], None] = do_nothing  # called before maps and balances are read
         self._series: dict[tuple[int, str, str], Series] = {}
         self._steps: dict[int, None] = {}
 

@@ -38,6 +38,7 @@ from addnorm.stream.program.naming import identify
 from addnorm.stream.program.result import Program
 from addnorm.stream.record.forward import Forward, StreamForward
 from addnorm.stream.record.gradients import GradientHooks
+from addnorm.stream.record.measurements import do_nothing
 from addnorm.stream.record.probes import Leaves, Probes, describe_parts
 from addnorm.stream.record.program_forward import ProgramForward
 from addnorm.stream.record.program_probes import ProgramProbes
@@ -273,7 +274,7 @@ class _Recorder:
         try:
             self._update_maps()
         finally:
-            self.recording._update_maps = lambda: None  # the recording does not keep the model
+            self.recording._update_maps = do_nothing  # the recording does not keep the model
             self._samples = {}
 
     def _note(self, text: str) -> None:
