@@ -1,19 +1,18 @@
 """Tests of gradients: correct to second order and beyond, for any subset of the inputs, without saved memory for the others."""
 
-import functools
 import itertools
 
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
-from torch.utils.checkpoint import checkpoint
 
 import addnorm
 from support.cases import BASIC, VARIANTS, cotangents, f64, gradients, leaves, make
+from support.equality import assert_same
 from support.memory import record_saved
 from support.operator_calls import Recorder
 from support.oracle import exact, relative
-from support.pairwise import mark_slow, product
+from support.pairwise import mark_slow
 
 # Options that round to a lower dtype cannot be compared with finite differences.
 SMOOTH = {name: v for name, v in VARIANTS.items() if not v.options.keys() & {"residual_dtype", "out_dtype"}}
@@ -84,40 +83,16 @@ def test_double_backward_in_float32_agrees_with_float64(variant, dtypes):
             assert relative(actual[name], value) < bound, name
 
 
-@pytest.mark.parametrize(
-    ("variant", "used", "dtypes"),
-    product(
-        ["LayerNorm", "RMSNorm with bias", "everything, LayerNorm", "layer_scale (d,)"], list(USED),
-        ["float32", "bfloat16", "float32 stream, bfloat16 branch", "float16"],
-    ),
-)  # fmt: skip
-def test_frozen_inputs_change_no_other_gradient(variant, used, dtypes):
-    call = make(variant, dtypes, (66, 35))
+@pytest.mark.parametrize("used", USED)
+@pytest.mark.parametrize("variant", ["LayerNorm", "everything, LayerNorm"])
+def test_frozen_inputs_change_no_other_gradient(variant, used):
+    call = make(variant, "float32", (66, 35))
     grad_outputs = {name: g for name, g in cotangents(call()).items() if name in USED[used]}
     everything = gradients(call, grad_outputs)
-    others = [[other for other in call.tensors if other != name] for name, t in everything.items() if t is not None]
-    for frozen in (*((name,) for name in call.tensors), ("residual", "branch"), ("weight", "bias"), *others):
-        for name, grad in gradients(call, grad_outputs, *frozen).items():
-            if name in frozen or everything[name] is None:
-                assert grad is None, (frozen, name)
-            else:
-                assert grad.equal(everything[name]), (frozen, name)
-
-
-@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "layer_scale (d,)", "everything, RMSNorm"])
-@pytest.mark.parametrize("used", USED)
-def test_missing_output_gradients_stay_none(used, variant):
-    call = make(variant, "float32", (9, 33))
-    outputs = call(leaves(call))
-    grad_outputs = {name: g for name, g in cotangents(outputs).items() if name in USED[used]}
-    with Recorder() as recorder:
-        torch.autograd.backward([outputs[name] for name in grad_outputs], list(grad_outputs.values()))
-    if used == "the stream alone" and variant in BASIC:
-        assert recorder.calls == []  # nothing to compute: the add passes its gradient through
-        return
-    ((name, arguments),) = recorder.calls
-    assert name == "add_norm_backward"
-    assert (arguments["dy"] is None, arguments["dz"] is None) == ("y" not in grad_outputs, "z" not in grad_outputs)
+    for name in call.tensors:
+        for frozen in ({name}, call.tensors.keys() - {name}):
+            expected = {key: None if key in frozen else grad for key, grad in everything.items()}
+            assert_same(gradients(call, grad_outputs, *frozen), expected)
 
 
 def test_without_grad_one_operator_runs():
@@ -183,24 +158,6 @@ def test_gradients_that_accumulate_do_not_share_memory():
         assert t.grad.equal(2 * once[name]), name
     tensors["residual"].grad.zero_()
     assert tensors["branch"].grad.equal(2 * once["branch"])
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("variant", ["LayerNorm", "dropout", "everything, LayerNorm"])
-def test_checkpointing_draws_the_same_dropout_again(variant, use_reentrant):
-    call = make(variant, "float32", (9, 33))
-    call.options.pop("seed", None)  # random at every call, unless the generator is restored
-    grad_outputs = cotangents(call())
-
-    results = []
-    for wrap in (lambda f: f, lambda f: functools.partial(checkpoint, f, use_reentrant=use_reentrant)):
-        torch.manual_seed(11)
-        tensors = leaves(call)
-        function = wrap(lambda *values: tuple(call(dict(zip(call.tensors, values, strict=True))).values()))
-        outputs = function(*tensors.values())
-        torch.autograd.backward(outputs, list(grad_outputs.values()))
-        results.append([*outputs, *(t.grad for t in tensors.values())])
-    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}, {"dropout_p": 0.5}])

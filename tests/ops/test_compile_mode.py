@@ -1,12 +1,12 @@
 """Tests of the compile mode: a compiled graph contains the operator or its formulas, with the same numbers."""
 
-import functools
+from functools import partial
 
 import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
+from torch._dynamo.testing import EagerAndRecordGraphs
 
 import addnorm
 from addnorm import ResidualStack
@@ -40,8 +40,7 @@ def operators(function, *inputs):
 
 def test_default_mode_depends_on_device_size_and_options():
     x = torch.ones(2)
-    assert compile_mode.form(x, True) == compile_mode.form(torch.nn.Parameter(x), True) == "formula"
-    assert compile_mode.form(x, plain=False) == "op"
+    assert compile_mode.form(torch.nn.Parameter(x), True) == "formula"
     assert compile_mode.form(torch.ones(2, device="meta"), True) == "op"
     assert compile_mode.form(x.as_subclass(type("Wrapper", (torch.Tensor,), {})), True) == "op"
     assert [compile_mode.form(x[:1].expand(n, 2**10), True) for n in (1023, 1024)] == ["formula", "op"]
@@ -156,18 +155,6 @@ def test_unknown_compile_mode_raises():
     assert compile_mode._mode is None
 
 
-def test_changing_the_compile_mode_back_reuses_the_graph():
-    counter = CompileCounterWithBackend("eager")
-    function = torch.compile(addnorm.add_rms_norm, fullgraph=True, backend=counter)
-    x, branch = torch.randn(3, 8), torch.randn(3, 8)
-    counts = []
-    for form in ("op", "formula", "op", "formula", "formula"):
-        addnorm.set_compile_mode(form)
-        function(x, branch)
-        counts.append(counter.frame_count)
-    assert counts == [1, 2, 2, 2, 2]
-
-
 MIXED = "bfloat16 with float32 parameters"
 DEFAULT = ("residual_dtype float32", "out_dtype bfloat16", "everything, LayerNorm", "the add alone")
 CASES = [*((name, MIXED) for name in VARIANTS), ("RMSNorm with bias", "float32"), ("everything, RMSNorm", "float32")]
@@ -216,7 +203,7 @@ def test_formula_has_the_operators_infinities():
 
 def test_formula_with_casting_adds_a_row_in_one_loop():
     addnorm.set_compile_mode("formula")
-    call = functools.partial(addnorm.add_rms_norm, casting="llama")
+    call = partial(addnorm.add_rms_norm, casting="llama")
     assert not any("pad" in target for target in capture(call, torch.ones(2, 9), torch.ones(2, 9))[1])
 
 
@@ -246,4 +233,3 @@ def test_no_guard_of_a_compiled_call_runs_python():
     found, plain = (guards(function, *inputs) for function in (ours, theirs))
     # Two ways from a function to one object are such a guard: `a.b is c.b`, which costs as much as twenty others.
     assert sum("LAMBDA_GUARD" in line for line in found) == sum("LAMBDA_GUARD" in line for line in plain) > 0
-    assert 2 * len(plain) < len(found) < 3 * len(plain)  # docs/performance.md says nearly three times

@@ -59,12 +59,8 @@ def test_operation_works_without_the_cpp_library(extent):
 def test_backends_names_what_is_there():
     reference, kernels, gpu = addnorm.backends()
     assert reference == ("reference", True, "eager torch, every device, every option")
-    assert kernels.name == "cpu"
-    assert kernels.available == (cpu.ISA is not None)
-    assert kernels.detail
-    assert gpu.name == "triton"
+    assert (kernels.name, kernels.available) == ("cpu", cpu.ISA is not None)
     assert gpu.available <= torch.cuda.is_available()
-    assert gpu.detail
 
 
 def test_broken_library_gives_one_warning_and_a_reason(tmp_path, monkeypatch):

@@ -139,14 +139,10 @@ def test_export_fused_keeps_the_calls_and_gradients():
     with pytest.raises(ValueError, match=r"^model is PreNormModel, which is not fused: .*\.$"):
         addnorm.export_fused(model, (X,))
     fusion = addnorm.fuse(model, X)
-    programs = []
-    for grad_mode in (True, False):
-        with torch.set_grad_enabled(grad_mode):
-            programs.append(addnorm.export_fused(model, (X,), dynamic_shapes=dynamic(1)))
-    names = [operators(program) for program in programs]
-    assert len(names[0]) == len(fusion.fused)
-    assert names[0] == names[1]
-    assert {*names[0]} <= {"addnorm.add_norm.default", "addnorm.add_norm_stream.default"}
-    module, x = programs[0].module(), torch.randn(3, 4, X.shape[-1])
+    program = addnorm.export_fused(model, (X,), dynamic_shapes=dynamic(1))
+    names = operators(program)
+    assert len(names) == len(fusion.fused)
+    assert {*names} <= {"addnorm.add_norm.default", "addnorm.add_norm_stream.default"}
+    module, x = program.module(), torch.randn(3, 4, X.shape[-1])
     torch.testing.assert_close(module(x), model(x))
     assert_same_gradients(module, model, x)

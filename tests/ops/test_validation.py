@@ -1,5 +1,6 @@
 """Tests that every wrong call raises one sentence: the argument, its value, the expected value, the remedy."""
 
+import inspect
 import math
 import re
 from functools import partial
@@ -9,26 +10,22 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import addnorm
+from addnorm.ops.streams.kinds import GATE_KINDS
 from support.cases import FUNCTIONS, make
 from support.equality import assert_same
 from support.inplace_calls import IN_PLACE
 from support.refusals import assert_raises, assert_refused
+from support.stream_calls import make_call
 
 good = torch.randn(2, 3, 8)
-half = torch.randn(2, 3, 8, dtype=torch.float16)
 row = torch.ones(8)
 
 # The message of each wrong call, and what it changes of add_layer_norm(good, good, row, row).
 REFUSED = {
-    "TypeError: residual is a list, expected a tensor: torch.as_tensor(...) makes one.": {"residual": [1.0, 2.0]},
     "TypeError: branch is None, expected a tensor of residual's shape: for the norm alone use addnorm.layer_norm or ":
         {"branch": None},
-    "TypeError: residual has dtype int64, expected float32, bfloat16, float16 or float64: convert it with "
-        "residual.float().": {"residual": good.long()},
     "TypeError: branch has dtype complex64, expected float32, bfloat16, float16 or float64: convert it with "
         "branch.float() (its ": {"branch": good.cfloat()},
-    "TypeError: branch has layout torch.sparse_coo, expected an ordinary strided tensor: branch.to_dense().":
-        {"branch": good.to_sparse()},
     "ValueError: residual is a 0-d tensor, expected shape (*, d): give it a last dimension to normalize over.":
         {"residual": torch.tensor(1.0), "branch": torch.tensor(1.0)},
     "ValueError: branch has shape (), expected (2, 3, 8), the shape of residual: they are added element by element. The sublayer must "
@@ -47,26 +44,13 @@ REFUSED = {
         "for a norm over more ": {"weight": torch.ones(3, 8)},
     "ValueError: branch is on meta, expected cpu, the device of residual: move it with branch.to('cpu').":
         {"branch": good.to("meta")},
-    "ValueError: weight is on meta, expected cpu, the device of residual": {"weight": row.to("meta")},
-    "ValueError: layer_scale is on meta, expected cpu, the": {"layer_scale": row.to("meta")},
-    "ValueError: seed is on meta, expected cpu, the device of":
-        {"dropout_p": 0.5, "seed": torch.tensor(1, device="meta")},
     "ValueError: residual_scale has shape (2, 3), expected a number, a 0-d tensor or shape (8,), one element "
         "for each feature: to ": {"residual_scale": torch.ones(2, 3)},
-    "TypeError: layer_scale has dtype int32, expected": {"layer_scale": row.int()},
-    "TypeError: residual_scale is a str, expected a number or a tensor of shape () or (8,).": {"residual_scale": "2"},
     "ValueError: row_scale has shape (2, 3, 8), expected (2, 3) or a shape that broadcasts to it, one element "
         "for each row of ": {"row_scale": torch.ones(2, 3, 8)},
-    "TypeError: row_scale is a float, expected a tensor: torch.as_tensor": {"row_scale": 0.5},
-    "ValueError: dropout_p is 1.5, expected a probability: a number from 0 to 1.": {"dropout_p": 1.5},
-    "TypeError: seed is a int, expected a 0-d int64 tensor: torch.tensor(1234).": {"dropout_p": 0.5, "seed": 1234},
+    "ValueError: dropout_p is 1.5, expected a probability: a number from 0 to 1.": {"dropout_p": 1.5, "training": False},
     "ValueError: weight_offset is 1.0 but there is no weight to add it to: pass weight.":
         {"weight": None, "weight_offset": 1.0},
-    "TypeError: weight_offset is a str, expected a number: 1.0 for Gemma's": {"weight_offset": "1"},
-    "TypeError: residual_dtype is torch.int32, expected float32, bfloat16, float16 or float64 (or None).":
-        {"residual_dtype": torch.int32},
-    "ValueError: normalized_shape is empty, expected at least one dimension: pass (d,) or None.":
-        {"normalized_shape": ()},
     "ValueError: normalized_shape is (3, 7), expected the last dimensions of residual (2, 3, 8): pass None to "
         "normalize over the last ": {"normalized_shape": (3, 7)},
     "ValueError: normalized_shape is (4, 8), expected the last dimensions of residual (2, 3, 8):":
@@ -104,69 +88,6 @@ def test_norm_alone_names_its_own_argument(function, sentence):
     assert_raises(sentence, lambda: function(**REFUSED_ALONE[sentence]))
 
 
-@pytest.mark.parametrize("casting", ["gemma", ["llama"]])
-def test_unknown_casting_lists_the_choices(casting):
-    sentence = f"ValueError: casting is {casting!r}, expected one of 'float32', 'llama', 't5'."
-    assert_refused(sentence, lambda: addnorm.add_rms_norm(good, good, row, casting=casting))
-
-
-@pytest.mark.parametrize("function", FUNCTIONS.values())
-def test_unknown_option_raises(function):
-    with pytest.raises(TypeError, match="unexpected keyword argument"):
-        function(good, good, prenorm=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"weight_offset": torch.ones(2)}, "weight_offset is a float32 tensor of shape (2,), expected a number"),
-        ({"eps": 10**400}, "eps is 1000"),
-        ({"eps": True}, "eps is True, expected a number"),
-        ({"eps": torch.tensor(1e-5, requires_grad=True)}, "eps is tensor("),
-        *[
-            ({"offset": n, "dropout_p": 0.1}, f"offset is {n}, expected a whole number")
-            for n in (-1, 1.5, 2**62, 2**63)
-        ],
-        *[({"dropout_p": p}, f"dropout_p is {p}, expected a probability") for p in (None, True)],
-        ({"dropout_p": torch.tensor([0.1, 0.2, 0.3])}, "dropout_p is tensor("),
-        ({"dropout_p": 1.5, "training": False}, "dropout_p is 1.5, expected a probability"),
-        ({"normalized_shape": 8.0}, "normalized_shape is 8.0, expected a whole number or a sequence of them"),
-        ({"normalized_shape": (8.0,)}, "normalized_shape is (8.0,), expected a whole number or a sequence of them"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm, addnorm.add_layer_norm_])
-def test_non_numbers_are_named_on_every_path(function, options, sentence):
-    x = torch.randn(4, 8)
-    assert_raises(f": {sentence}", lambda: function(x, x.clone(), torch.ones(8), **options))
-
-
-def odd_forms(t):
-    """Return a tensor in the forms that no kernel reads, by the sentence about each."""
-    fake = "(is a FakeTensor and .* is not|is not, expected all or none)"
-    forms = {fake: FakeTensorMode().from_tensor(t), "has layout torch.sparse_coo": t.to_sparse()}
-    if t.dim() > 0:
-        forms |= {"has layout torch._mkldnn": t.to_mkldnn(), "is a nested tensor": torch.nested.nested_tensor(list(t))}
-    return forms
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm", "everything, the add alone"])
-@pytest.mark.parametrize("written", [(), ("out",), ("residual", "branch")], ids=str)
-def test_tensors_of_odd_forms_are_refused_by_name(variant, written):
-    call = make(variant, "float32", (4, 8))
-    written = written[:1] if call.norm == "none" else written
-    tensors = call.tensors | ({"out": torch.zeros(4, 8)} if written == ("out",) else {})
-    before = {name: t.clone() for name, t in tensors.items()}
-    function = (IN_PLACE if "residual" in written else FUNCTIONS)[call.norm]
-    for name, t in tensors.items():
-        forms = odd_forms(t) | ({"is a negative view": torch._neg_view(t.clone())} if name in written else {})
-        for words, odd in forms.items():
-            with pytest.raises(TypeError, match=f"(^| ){name} {words}.*expected"):
-                function(**{**tensors, name: odd}, **call.options)
-    assert_same(tensors, before)
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_seed_is_refused_by_name():
     """torch refuses to tell the shape of a nested tensor."""
@@ -175,6 +96,84 @@ def test_nested_seed_is_refused_by_name():
     seed = torch.nested.nested_tensor([t[:2], t[2:]])
     assert_refused(sentence, lambda: addnorm.add_residual(t, t.clone(), dropout_p=0.5, seed=seed))
 
+
+# Wrong values of each argument.
+
+# Values that are wrong for an option in any call; wrong tensors are below.
+VALUES = {
+    "eps": (-1.0, math.nan, "1e-5", [], torch.ones(2), True, 10**400, torch.tensor(1e-5, requires_grad=True)),
+    "dropout_p": (-0.1, 1.5, math.nan, "0.5", True, None, torch.ones(3)),
+    "residual_scale": ("2", True, [1.0], torch.ones(1)),
+    "layer_scale": ("2", True, {}),
+    "row_scale": (0.5, "2", [1.0]),
+    "branch_bias": (0.5, [1.0]),
+    "seed": (7, 1.5, "seed", torch.tensor(1.0), torch.tensor([1]), torch.tensor(1, device="meta")),
+    "offset": (-1, 1.5, 2**62, 2**63, "0"),
+    "residual_dtype": (torch.int32, torch.complex64, "float32"),
+    "out_dtype": (torch.bool, torch.float8_e5m2),
+    "weight_offset": ("1", [1.0], torch.ones(2)),
+    "casting": ("gemma", 3, ["llama"]),
+    "normalized_shape": ((), (0, 7, 0, 3), 10**6, 8.0, (8.0,)),
+}
+DTYPES = (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
+
+
+def list_wrong(t):
+    """Return values in the place of a tensor, all of them wrong."""
+    return [
+        *map(t.to, DTYPES),
+        t.to("meta"),
+        t.to_sparse(),
+        t.new_ones((2, *t.shape, 3)),
+        t.tolist(),
+        "tensor",
+        object(),
+    ]
+
+
+def list_odd(t, is_written):
+    """Return a tensor in the forms that no kernel reads, or writes."""
+    odd = [t.to_mkldnn(), torch.nested.nested_tensor(list(t))] if t.dim() > 0 else []
+    return [FakeTensorMode().from_tensor(t), *odd, *[torch._neg_view(t.clone())] * is_written]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("way", ["no grad", "grad", "in place", "out"])
+@pytest.mark.parametrize(
+    "variant", ["LayerNorm", "everything, LayerNorm", "everything, RMSNorm", "everything, the add alone"]
+)
+def test_wrong_values_are_refused_by_name(variant, way):
+    """And nothing is written."""
+    call = make(variant, "float32", (4, 8))
+    function = (IN_PLACE if way == "in place" else FUNCTIONS)[call.norm]
+    written = {"in place": ("residual", "branch")[: 1 if call.norm == "none" else 2], "out": ("out",)}.get(way, ())
+    tensors = {name: t.requires_grad_(way == "grad") for name, t in call.tensors.items()}
+    tensors |= {"out": torch.zeros(4, 8)} if way == "out" else {}
+    before = {name: t.clone() for name, t in tensors.items()}
+    for name in inspect.signature(function).parameters:
+        values = VALUES.get(name, ()) if call.options or name not in ("seed", "offset") else ()  # of dropout
+        of_tensor = list_wrong(tensors[name].detach()) if name in tensors else []
+        of_tensor += list_odd(tensors[name], name in written) if name in tensors and way != "grad" else []
+        # The error may name an argument that is compared with this one.
+        is_compared = name in ("residual", "branch", "residual_dtype", "out_dtype")
+        blamed = "|".join([name, *tensors]) if is_compared else name
+        for value in (*values, *of_tensor):
+            with pytest.raises((TypeError, ValueError), match=rf"(^| )({blamed}) (is|has) .*expected .*\.$"):
+                function(**tensors | call.options | {name: value})
+    assert_same(tensors, before)
+
+
+@pytest.mark.parametrize("kind", GATE_KINDS)
+def test_wrong_tensors_of_streams_are_refused_by_name(kind):
+    call = make_call(3, 8, (2,), kind)
+    for name, t in call.tensors.items():
+        sizes = t[..., :-1], t[None, None], t.new_ones(()), t.new_empty(0)
+        for value in (*list_wrong(t), *sizes):
+            with pytest.raises((TypeError, ValueError), match=None if name == "streams" else name):
+                call(call.tensors | {name: value})
+
+
+# The operators.
 
 x, ones, f32 = torch.randn(3, 4), torch.ones(4), torch.float32
 _, z, stats = torch.ops.addnorm.add_norm_forward(x, x, None, None, 1e-5, 0)

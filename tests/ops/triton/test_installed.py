@@ -49,21 +49,17 @@ WRONG = {
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_unusable_triton_warns_once_and_uses_the_reference(monkeypatch, reason):
+    """The status gives the reason without a warning."""
     monkeypatch.setattr(triton, "_version", WRONG[reason])
+    monkeypatch.setattr(triton, "REGISTERED", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert triton.status() == (False, f"{reason}: pip install 'addnorm[gpu]'")
     with pytest.warns(RuntimeWarning) as warned:
         assert triton.kernels()["add_norm_forward"] is eager.add_norm_forward
     assert [str(warning.message) for warning in warned] == [
         f"addnorm runs without its Triton kernels: {reason}. Install another one with pip install 'addnorm[gpu]'."
     ]
     assert triton.kernels()["add_norm_streams"] is streams.add_norm_streams  # a second warning would be an error
-
-
-@pytest.mark.parametrize("reason", WRONG)
-def test_status_gives_the_reason_without_a_warning(monkeypatch, reason):
-    monkeypatch.setattr(triton, "_version", WRONG[reason])
-    monkeypatch.setattr(triton, "REGISTERED", True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert triton.status() == (False, f"{reason}: pip install 'addnorm[gpu]'")
 
 
 @pytest.mark.parametrize("version", ["3.6.0", "3.10.1+git1a2b3c", "4.0"])
