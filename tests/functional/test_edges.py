@@ -24,23 +24,29 @@ def parameters(d, dtype=f32):
     return random((d,), dtype, generator, mean=1.0), random((d,), dtype, generator)
 
 
-@pytest.mark.parametrize("d", WIDTHS)
-@pytest.mark.parametrize("value", [0.0, 0.1, -3.3, 1e4 + 0.3, 1e30, 3e-39])
-def test_constant_row_gives_exactly_the_bias(value, d):
+@pytest.mark.parametrize("d", [1, 2, 5, 16, 17, 33, 64, 77, 100, 771])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [*((f32, value) for value in (0.0, 0.1, -3.3, 1e4 + 0.3, 1e30, 5e36, 3e-39)), (bf16, 5e36), (f64, 1e306)],
+)
+def test_constant_row_gives_exactly_the_bias(dtype, value, d):
+    """Elements beyond the end of a row must not enter its sums, whatever the value of mean * rstd."""
     weight, bias = parameters(d)
-    residual = torch.full((5, d), value, requires_grad=True)
-    y = addnorm.add_layer_norm(residual, torch.zeros(5, d), weight, bias)
+    residual = torch.full((5, d), value, dtype=dtype, requires_grad=True)
+    y = addnorm.add_layer_norm(residual, torch.zeros_like(residual), weight, bias)
     if cpu.ISA is not None:
-        assert y.equal(bias.expand(5, d))
+        assert y.equal(bias.to(dtype).expand(5, d))
     else:  # the reference's mean of d equal numbers may be off by one or two roundings
-        left = 4 * UNIT[f32] * abs(value) / math.sqrt(1e-5) if value < 1e30 else 0.0
-        assert ((y - bias).abs() <= left * weight.abs() + 2 * UNIT[f32] * bias.abs()).all()
+        left = 4 * UNIT[dtype] * abs(value) / math.sqrt(1e-5) if value < 1e30 else 0.0
+        assert ((y - bias).abs() <= left * weight.abs() + 2 * UNIT[dtype] * bias.abs()).all()
     dy = cotangents({"y": y})["y"]
     y.backward(dy)
     # x_hat is 0: dz = rstd (g - mean(g)), as in torch.
     g = (dy * weight).to(f64)
-    expected = (g - g.mean(-1, keepdim=True)) / math.sqrt(1e-5)
-    assert relative(residual.grad, expected) < 8 * UNIT[f32]
+    error = residual.grad.to(f64) - (g - g.mean(-1, keepdim=True)) / math.sqrt(1e-5)
+    assert error.norm() < (2 if dtype == bf16 else 8) * UNIT[bf16 if dtype == bf16 else f32] * g.norm() / math.sqrt(
+        1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,23 +185,6 @@ def test_long_row_is_as_exact_as_torchs(d):
     call = make("LayerNorm without either", "float32", (16, d))
     grad_outputs = cotangents(call())
     assert_accurate(call, forward_and_backward(call, call, grad_outputs), grad_outputs)
-
-
-@pytest.mark.parametrize(("dtype", "value"), [(f32, 5e36), (bf16, 5e36), (f64, 1e306)])
-@pytest.mark.parametrize("d", [1, 2, 5, 16, 19, 33, 64, 77])
-def test_large_constant_row_has_a_gradient_at_any_width(dtype, value, d):
-    """Elements beyond the end of a row must not enter its sums, whatever the value of mean * rstd."""
-    branch = torch.randn(2, d, dtype=dtype)
-    branch[1] = 0.0  # lost in the sum, as are the others
-    branch.requires_grad_()
-    dy = cotangents({"y": torch.empty(2, d, dtype=dtype)})["y"]
-    y = addnorm.add_layer_norm(torch.full((2, d), value, dtype=dtype), branch, eps=1e-5)
-    assert y.eq(0).all()
-    y.backward(dy)
-    expected = (dy.to(f64) - dy.to(f64).mean(-1, keepdim=True)) / 1e-5**0.5
-    torch.testing.assert_close(
-        branch.grad.to(f64), expected, rtol=2e-2 if dtype == bf16 else 1e-5, atol=1e-4 if d == 1 else 1e-3
-    )
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -15,13 +15,6 @@ MOST = 128 * 2**20
 pytestmark = pytest.mark.skipif(CACHE > MOST, reason="the last-level cache is too large for a small test")
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def rows_of(d, dtype):
     """Return a number of rows, an odd one, of which three tensors exceed the cache."""
     return CACHE // (3 * d * dtype.itemsize) + 2 | 1
@@ -46,7 +39,7 @@ def pages(rows, d, dtype, offset=0):
         (770, bf16, 0),
     ],
 )
-def test_large_results_have_the_bits_of_a_part(norm, d, dtype, offset):
+def test_large_results_have_the_bits_of_a_part(norm, d, dtype, offset, threads):
     """Rows of whole cache lines go past the caches; rows with an offset or of an odd width do not."""
     rows = rows_of(d, dtype)
     residual = torch.randn(257, d).mul_(torch.linspace(0.1, 3, d)).to(dtype)
@@ -57,8 +50,8 @@ def test_large_results_have_the_bits_of_a_part(norm, d, dtype, offset):
     expected = norm(residual, branch, *parameters, return_residual=True)
     y, z = pages(rows, d, dtype, offset), pages(rows, d, dtype, offset)
     inputs = residual[place], branch[place]
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
+    for count in (1, 2):
+        threads(count)
         norm(*inputs, *parameters, out=(y, z), return_residual=True)
         assert y.equal(expected[0][place])
         assert z.equal(expected[1][place])
