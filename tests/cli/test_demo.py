@@ -90,16 +90,10 @@ def test_demo_failed_proof_exits_with_3(monkeypatch):
         raise ProofError("It is wrong")
 
     monkeypatch.setattr("addnorm.cli.inspect.check_proof", fail)
-    result = run_lines(monkeypatch, "trace 1,2 3,4", "inspect gpt2")
-    assert result.exit_code == 3
-    assert_words(result.stdout, "It is wrong", "1 of 2 proofs failed.")
-
-
-def test_demo_counts_commands_that_exit_with_3(monkeypatch):
     monkeypatch.setattr(harness, "failed_proofs", lambda document: document["facts"][:1])
-    result = run_lines(monkeypatch, "bench --quick --norm rms --dtype float32")
+    result = run_lines(monkeypatch, "trace 1,2 3,4", "inspect gpt2", "bench --quick --norm rms --dtype float32")
     assert result.exit_code == 3
-    assert_words(result.stdout, "1 of 1 proofs failed.")
+    assert_words(result.stdout, "It is wrong", "2 of 3 proofs failed.")
 
 
 def test_demo_without_kernels(monkeypatch):

@@ -9,7 +9,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
@@ -37,7 +36,7 @@ def test_record_steps_through_text_file(folder):
     recording = Recording.load(folder / "run.json")
     assert len([site for site in recording.sites if site.kind not in ("start", "final")]) == 12
     for series in (("grad", "l2"), ("params", "grad_l2")):
-        assert all(value > 0 for _, value in recording.series(*series))
+        assert all(value > 1e-4 for _, value in recording.series(*series))  # of a mean square it would be round-off
     assert recording.metadata["name"] == "minilm"
     # The last step is one short text; its numbers equal those of the text alone.
     (folder / "short.txt").write_text("Short.\n")
@@ -61,16 +60,6 @@ def test_record_uses_the_models_loss():
     assert document("record", "own_models:with_loss")["metadata"]["loss"] == "The model's own."
 
 
-def test_probe_loss_has_gradient():
-    """Check the gradient of the probe's loss: of order one, while that of the mean square of LayerNorm's output is round-off."""
-    x = torch.randn(2, 5, 64, requires_grad=True)
-    y = torch.nn.functional.layer_norm(x, (64,))
-    (constant,) = torch.autograd.grad(y.square().mean(), x, retain_graph=True)
-    (probed,) = torch.autograd.grad(ProbeLoss(0)(y, None), x)
-    assert probed.norm() > 1e3 * constant.norm()
-    assert torch.equal(ProbeLoss(0)(y, None), ProbeLoss(0)(y, None))
-
-
 def test_share_is_one_number_everywhere(folder):
     """Compare the shares of decompose, record, the report and the explorer with their formula, on padded texts."""
     inputs = ("minilm", "--text", "texts.txt")
@@ -84,20 +73,16 @@ def test_share_is_one_number_everywhere(folder):
     expected = {source: float(share[mask].mean()) for source, share in shares.items()}
     run("record", *inputs, "--batch", 3, "--out", "run.json")
     recording = Recording.load(folder / "run.json")
-    recordings = Recordings([folder / "run.json"])
-    page = recordings.parse(0, {})()
-    names = {row["label"]: row["source"] for row in page["balance"]["rows"]}
+    page = Recordings([folder / "run.json"]).parse(0, {})()
     everywhere = (
         parts.mean_shares(tokens=mask), document("decompose", *inputs)["streams"][0]["shares"],
         *(dict(zip(sources, rows[-1], strict=True)) for sources, rows in (parts.memory_map(mask), recording.memory_maps["stream"])),
         {row["source"]: row["part"] for row in page["balance"]["rows"]},
-        {names[source]: share for source, share in zip(page["map"]["sources"], page["map"]["shares"][-1], strict=True)},
     )  # fmt: skip
     for found in everywhere:
         assert found == pytest.approx(expected, rel=1e-6)
     sheet = recording.balances["stream"]
     assert (sheet.tokens, sheet.total_tokens) == (tokens, tokens)
-    assert sheet.amounts[0] / sheet.stream_norm != pytest.approx(expected["x_0"], rel=0.05)  # a ratio of means
     sentence = f"{format_percent(expected['x_0'])} of the final stream is from x"
     assert any(finding.claim.startswith(sentence) for finding in recording_findings(recording))
 

@@ -76,8 +76,6 @@ def test_inspect_compares_the_model_with_another(folder):
     assert_words(
         run("inspect", "own_models:toy", "--like", "own_models:block").stderr, "the number of layers is 2, expected 1"
     )
-    failing = run("inspect", "gpt2", "--like", "own_models:toy")
-    assert_one_sentence(failing, 2, "--like 'own_models:toy' fails with its inputs, input_ids")
 
 
 def test_states_of_another_process_are_compared(folder):
@@ -90,11 +88,6 @@ def test_states_of_another_process_are_compared(folder):
     assert_one_sentence(seeded, 3, "the difference begins at the start of the stream: relative error")
     shorter = run("inspect", "gpt2", "--layers", 2, "--tokens", 5, "--like", "states.pt")
     assert_one_sentence(shorter, 2, "the stream has shape", "as the reference: use the same inputs")
-    assert_one_sentence(
-        run("inspect", "gpt2", "--like", "states.pt", "--expect", "pre_ln"), 2, "--expect and --like are both set"
-    )
-    assert_one_sentence(run("inspect", "gpt2", "--like", "texts.txt"), 2, "--like is 'texts.txt', expected a file of")
-    assert_one_sentence(run("record", "gpt2", "--states", "texts.txt/a.pt"), 2, "--states is 'texts.txt/a.pt'")
 
 
 def test_locate_names_a_captured_tensor(folder):
@@ -114,11 +107,7 @@ def test_locate_names_a_captured_tensor(folder):
     none = run(*arguments)
     assert none.exit_code == 3
     assert "hidden.pt has no value of a stream; nearest: " in none.stderr
-    for content in ({"x": states[1]}, torch.ones(2, 3, dtype=torch.int64)):
-        torch.save(content, folder / "hidden.pt")
-        refused = run(*arguments)
-        assert_one_sentence(refused, 2)
-    (folder / "hidden.pt").write_text("no tensor")
+    torch.save(torch.ones(2, 3, dtype=torch.int64), folder / "hidden.pt")
     assert_one_sentence(run(*arguments), 2)
 
 

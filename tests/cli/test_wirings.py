@@ -57,12 +57,14 @@ def test_wirings_describes_each(name, columns):
     shown = {*wiring.equation().splitlines(), *wiring.draw().splitlines()}
     words = [line for line in lines if line not in shown and not re.search(r"[─│┌└·=:]", line)]
     assert max(map(len, words)) <= columns
-    summary = {
-        "name": wiring.name, "call": repr(wiring), "equation": wiring.equation(), "source": wiring.source, "use": wiring.use,
-    }  # fmt: skip
-    more = {"drawing": wiring.draw(), "description": wiring.describe(), "has_rows": wiring.has_rows, "stacks": []}
+    summary = {"name": wiring.name, "call": repr(wiring), "source": wiring.source, "use": wiring.use}
+    more = {"equation": wiring.equation(), "drawing": wiring.draw(), "description": wiring.describe(), "stacks": []}
     assert (summary | more).items() <= document("wirings", name, *settings).items()
-    assert options or summary in document("wirings")
+
+
+def test_wirings_json_lists_each():
+    wanted = [(name, wirings.get(name, **EXAMPLES.get(name, {})).source) for name in CONSTRUCTORS]
+    assert [(one["name"], one["source"]) for one in document("wirings")] == wanted
 
 
 def after(lines, title):
@@ -108,7 +110,6 @@ def test_wirings_varying_factors(name, layers, rows):
         (["pre_ln", "--layers", 1], "1  1  1  1"),
         (["pre_ln", "--layers", 1], "1 layer of 2 sublayers"),
         (["pre_ln", "--set", "init=gpt2", "--layers", 8], "out, down  normal, standard deviation 0.005"),
-        (["mix_ln", "--set", "k=2", "--layers", 5], "layers 1 to 2:  x' = N(x + f(x))"),
         (["mix_ln", "--set", "k=None", "--layers", 4], "layer 1:  x' = N(x + f(x))"),
         (["post_ln", "--set", "init=depth_scaled", "--layers", 4],
          "query, key, value, out, up, gate, down  Xavier-uniform in layer 1 ... Xavier-uniform, gain 0.5 in"),
@@ -136,7 +137,7 @@ def test_wirings_json_stages():
     first = stack["stages"][0]
     scale = {"learned": True, "start": 1.15, "per_feature": False, "shared": False}
     assert first["collapse"] == [[scale, {**scale, "start": 0.2}]]
-    assert (first["mix"][1], first["inject"], first["norm_out"]) == ([0.0, 1.0], [1.0, 0.0], [False, False])
+    assert first["inject"] == [1.0, 0.0]
     assert stack["head"]["collapse"] == [[1.0, 0.0, {**scale, "start": -0.2}]]
     mhc = document("wirings", "mhc", "--layers", 1)["stacks"][0]
     kinds = [part["coefficients"]["kind"] for part in (mhc["stages"][1], mhc["head"])]

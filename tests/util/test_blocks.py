@@ -180,12 +180,9 @@ def test_paragraph_style_covers_every_line():
 def test_numbers_of_a_column_are_formatted_together():
     columns = ["rms", "us", "mixed", Column("n", "left")]
     table = Table(columns, [[1.0, 2.4, 1.5, 3], [0.25, None, "none", 4], []])
-    assert table.numeric == [True, True, False, True]
-    assert table.aligned == ["right", "right", "left", "left"]
-    texts = [[cell.text for cell in row] for row in table.texts]
-    assert texts == [["1.000", "2.400", "1.500", "3"], ["0.250", "", "none", "4"], [""] * 4]
+    assert (table.numeric, table.aligned) == ([True, True, False, True], ["right", "right", "left", "left"])
+    assert [cell.text for cell in table.texts[1]] == ["0.250", "", "none", "4"]
     assert [cell.value for cell in table.texts[0]] == ["1.0", "2.4", "", ""]
-    assert [cell.is_number for cell in table.texts[1]] == table.numeric
 
 
 def test_refuted_finding_is_shown_as_bad():

@@ -24,7 +24,7 @@ Pair = namedtuple("Pair", "a b")
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (math.nan, "NaN"), (-math.inf, "-Infinity"), (-0.0, -0.0), (True, True), (None, None), (2**70, 2**70),
+        (math.nan, "NaN"), (-math.inf, "-Infinity"), (True, True), (2**70, 2**70),
         ((1, [2.5]), [1, [2.5]]), ({1: {"a": math.nan}}, {"1": {"a": "NaN"}}),
         (Pair(1, math.inf), [1, "Infinity"]), (Site("a", math.nan), {"id": "a", "rms": "NaN"}), ([Site("a", 1.0)], [{"id": "a", "rms": 1.0}]),
         (np.float64(1.5), 1.5), (np.float64("inf"), "Infinity"), (Site, str(Site)), (torch.Size([2, 3]), [2, 3]), ({1}, "{1}"),
@@ -56,18 +56,9 @@ def test_dumps_writes_names_that_are_not_utf8():
     assert loads(text.encode()) == {"path": "a\udcff", "letter": "α"}
 
 
-def test_dumps_line_is_compact_ascii():
-    assert dumps_line({"a": ["α\n", math.nan]}) == '{"a":["\\u03b1\\n","NaN"]}'
-
-
 @pytest.mark.parametrize("value", ["x", "nan", "1.5", None, True, [], {}, 10**400])
 def test_float_of_refuses(value):
     with pytest.raises(
         ValueError, match=r"^value is '.*', expected a number, or one of 'NaN', 'Infinity', '-Infinity'\.$"
     ):
         float_of(value)
-
-
-def test_float_of():
-    assert [float_of(value) for value in (1, 2.5, "Infinity", "-Infinity")] == [1.0, 2.5, math.inf, -math.inf]
-    assert math.isnan(float_of("NaN"))

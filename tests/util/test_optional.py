@@ -9,16 +9,6 @@ import pytest
 from addnorm._util.optional import EXTRAS, install_command, require
 
 
-def test_missing_package_names_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError) as raised:
-        require("jinja2", "write a report")
-    assert raised.value.name == "jinja2"
-    assert str(raised.value) == (
-        "jinja2 is not installed, and is needed to write a report: pip install 'addnorm[plot]'"
-    )
-
-
 @pytest.mark.parametrize("module", ["pyarrow", "pyarrow.parquet"])
 def test_missing_package_of_submodule_is_named(monkeypatch, module):
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -94,8 +94,6 @@ def test_every_wiring_is_complete(name):
     assert wiring.name == name
     assert wiring.source
     assert wiring.use.endswith(".")
-    assert wiring == CONSTRUCTORS[name](**EXAMPLES.get(name, {}))
-    assert hash(wiring) == hash(CONSTRUCTORS[name](**EXAMPLES.get(name, {})))
     described = inspect.getdoc(CONSTRUCTORS[name])
     for option in inspect.signature(CONSTRUCTORS[name]).parameters:
         assert f"{option}: " in described or option in ("k", "multiplier", "init"), option

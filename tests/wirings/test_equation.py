@@ -7,7 +7,7 @@ import re
 import pytest
 
 from addnorm import Learned, Row, Wiring, wirings
-from addnorm.wirings import Computed, Head, Stage, append_zero, coefficients, identity, unit
+from addnorm.wirings import Computed, Head, Stage, append_zero, coefficients, unit
 from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES
 from addnorm.wirings.equation import explain, wrap_equation
 from addnorm.wirings.factors import format_interval
@@ -137,7 +137,6 @@ def test_equation_follows_the_options(wiring, pieces):
 @pytest.mark.parametrize(
     ("wiring", "num_layers", "text"),
     [
-        (wirings.deepnorm(), 100, "x' = N(3.761 x + f(x))"),
         (wirings.layernorm_scaling(), 12, "x' = x + f((1 ... 0.2887) N(x)),   y = N(x_L)"),
         (wirings.layernorm_scaling(), 1, "x' = x + f(N(x)),   y = N(x_L)"),
         (wirings.layer_scale(), 24, "x' = x + γ ⊙ f(N(x)),   γ starts at 1e-5,   y = N(x_L)"),
@@ -241,12 +240,11 @@ def test_module_without_notation_is_named():
 
 
 def test_explain_tells_the_symbols_that_occur():
-    assert explain("x' = x + f(N(x)),   b = 1/√l") == "N is a norm, f the sublayer, l a layer's number from 1."
     assert "SK(Z)" in explain(wirings.mhc().equation())
     assert "SK(Z)" not in explain(wirings.independent_hc().equation())
 
 
-@pytest.mark.parametrize("width", [24, *(pytest.param(width, marks=pytest.mark.slow) for width in (40, 100))])
+@pytest.mark.parametrize("width", [24])
 def test_str_and_wrap_equation_keep_the_equation(width):
     for wiring in wirings.list_all():
         text = wiring.equation()
@@ -257,24 +255,6 @@ def test_str_and_wrap_equation_keep_the_equation(width):
         assert re.sub(r"[\s,;]", "", "".join(lines)) == re.sub(r"[\s,]", "", text)
         pieces = line.replace(";  ", ",   ").split(",   ")
         assert all(len(line) <= width + 1 or line.removesuffix(",") in pieces for line in lines)
-
-
-def unet(place):
-    """Return the stage of a stack whose first half keeps its states for the second half."""
-    half, first = place.num_layers // 2, place.sublayer == 0
-    n = 1 + place.layer + (not first) if place.layer < half else 1 + 2 * half - place.layer - (not first)
-    if place.layer < half:
-        mix = (*identity(n), unit(n, -1)) if first else identity(n)
-        return Stage(n, unit(n, -1), mix, unit(len(mix), -1), norm_in=True)
-    skip = (*(0.0,) * (n - 2), Learned(0.5, name="skip"), 1.0) if first else unit(n, -1)
-    mix = (*identity(n)[: n - 2], skip) if first else identity(n)
-    return Stage(n, skip, mix, unit(len(mix), -1), norm_in=True)
-
-
-def test_text_of_growing_states_and_forms_has_the_least_depth():
-    text = Wiring("unet", unet, final_norm=True).equation()
-    assert "of 12" in text
-    assert text.count("starts at 0.5") == 1
 
 
 def test_head_without_names_takes_those_of_the_stages():

@@ -212,6 +212,8 @@ class Scale(NamedTuple):
         >>> from addnorm._util.charts import Scale
         >>> Scale(0.0, 4.5).ticks(), Scale(0.5, 2000.0, True).ticks(), Scale(1.0, 100.0, True).place(10.0)
         ([0.0, 1.0, 2.0, 3.0, 4.0], [1.0, 10.0, 100.0, 1000.0], 0.5)
+        >>> Scale(0.5, 40.0, True).ticks(), Scale(1e-7, 3e-7).ticks()[0]
+        ([0.5, 1.0, 2.0, 5.0, 10.0, 20.0], 1e-07)
     """
 
     low: float

@@ -49,8 +49,12 @@ def format_column(values: Sequence[float | None]) -> list[str]:
 
     Example:
         >>> from addnorm._util.numbers import format_column
-        >>> format_column([1.0, 0.25, None]), format_column([1.0, 0.0025])
-        (['1.000', '0.250', ''], ['1.000', '0.002500'])
+        >>> format_column([1.0, 0.25, None, float("nan"), 3]), format_column([1.0, 0.0, None])
+        (['1.000', '0.250', '', 'nan', '3'], ['1.000', '0.000', ''])
+        >>> format_column([1.0, 0.0025]), format_column([100.0, 0.001])  # with equal decimals 0.001 would show one digit
+        (['1.000', '0.002500'], ['100.0', '0.001000'])
+        >>> format_column([1e-9, 1.0]), format_column([float("inf")]), format_column([])
+        (['1.000e-9', '1.000'], ['inf'], [])
     """
     sizes = [abs(v) for v in values if v is not None and not isinstance(v, int) and math.isfinite(v) and v]
     if sizes and min(sizes) >= SMALL and max(sizes) < LARGE:
@@ -68,8 +72,10 @@ def format_percent(share: float | None, digits: int = 3, *, trim: bool = False) 
 
     Example:
         >>> from addnorm._util.numbers import format_percent
-        >>> format_percent(0.2), format_percent(0.2, trim=True), format_percent(0.0049, 2)
-        ('20.0%', '20%', '0.49%')
+        >>> format_percent(0.2), format_percent(0.2, trim=True), format_percent(0.0049, 2), format_percent(0.00001)
+        ('20.0%', '20%', '0.49%', '0.00100%')
+        >>> format_percent(1), format_percent(float("nan")), format_percent(None)
+        ('100%', 'nan%', '')
     """
     return "" if share is None else f"{format_number(100.0 * share, digits, trim=trim)}%"
 
@@ -79,8 +85,10 @@ def format_seconds(seconds: float) -> str:
 
     Example:
         >>> from addnorm._util.numbers import format_seconds
-        >>> format_seconds(0.25), format_seconds(1.5e-6), format_seconds(0.9999)
-        ('250 ms', '1.50 µs', '1.00 s')
+        >>> format_seconds(0.25), format_seconds(1.5e-6), format_seconds(0.9999), format_seconds(123.4)
+        ('250 ms', '1.50 µs', '1.00 s', '123 s')
+        >>> format_seconds(0.000999), format_seconds(0.0009996), format_seconds(5e-8), format_seconds(0.0)
+        ('999 µs', '1.00 ms', '0.0500 µs', '0 µs')
     """
     return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")))
 
@@ -90,8 +98,10 @@ def format_bytes(count: float) -> str:
 
     Example:
         >>> from addnorm._util.numbers import format_bytes
-        >>> format_bytes(5), format_bytes(1536), format_bytes(2_000_000)
-        ('5 B', '1.54 kB', '2.00 MB')
+        >>> format_bytes(5), format_bytes(1536), format_bytes(2_000_000), format_bytes(1_540_000_000)
+        ('5 B', '1.54 kB', '2.00 MB', '1.54 GB')
+        >>> format_bytes(999), format_bytes(1000), format_bytes(999_999)
+        ('999 B', '1.00 kB', '1.00 MB')
     """
     if abs(count) < 999.5:
         return f"{count:.0f} B"
