@@ -1,5 +1,7 @@
 """Tests of calls with DTensors against one process: placements, options, dropout masks, communication."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -73,16 +75,25 @@ def saved_outputs_equal_one_process_and_refuse_weights():
 
 
 @case(2)
-def norm_alone_equals_one_process():
-    mesh, d = mesh_of(), SHAPE[-1]
-    tensors = {name: torch.randn(shape).double() for name, shape in (("x", SHAPE), ("weight", d), ("bias", d))}
-    for norm, names in ((addnorm.layer_norm, ("x", "weight", "bias")), (addnorm.rms_norm, ("x", "weight"))):
-        whole = {name: tensors[name] for name in names}
-        for place in (*PLACES.values(), Partial()):
-            placed = {name: distribute_tensor(t, mesh, [Replicate()]) for name, t in whole.items()}
-            x = tensors["x"]
-            placed["x"] = partial_of(x, mesh) if place.is_partial() else distribute_tensor(x, mesh, [place])
-            compare_gradients(lambda t, norm=norm: {"y": norm(**t)}, whole, placed, f"{norm.__name__}, {place}")
+def norms_alone_and_of_two_dimensions_equal_one_process():
+    mesh, rows = mesh_of(), (4, 6, 2, 8)
+    for norm, shapes in (
+        (addnorm.layer_norm, {"x": SHAPE, "weight": (8,), "bias": (8,)}),
+        (addnorm.rms_norm, {"x": SHAPE, "weight": (8,)}),
+        (
+            partial(addnorm.add_layer_norm, normalized_shape=(2, 8)),
+            {"residual": rows, "branch": rows, "weight": (2, 8)},
+        ),
+    ):
+        whole = {name: torch.randn(shape).double() for name, shape in shapes.items()}
+        alone = {name: distribute_tensor(t, mesh, [Replicate()]) for name, t in whole.items()}
+        for place in (*map(Shard, range(4 if "branch" in whole else 3)), Replicate(), *[Partial()] * ("x" in whole)):
+            placed = {
+                name: partial_of(t, mesh) if place.is_partial() else distribute_tensor(t, mesh, [place])
+                for name, t in whole.items()
+                if name in ("x", *ROWS)
+            }
+            compare_gradients(lambda t, norm=norm: {"y": norm(**t)}, whole, alone | placed, f"{norm}, {place}")
 
 
 @case(2)
@@ -164,20 +175,6 @@ def row_scale_may_be_a_plain_tensor():
         for place in PLACES.values():
             tensors = distribute(call, mesh, [place])
             close(addnorm.add_layer_norm(**tensors, row_scale=scale), expected, f"{shape}, {place}")
-
-
-@case(2)
-def norms_of_several_dimensions_equal_one_process():
-    mesh = mesh_of()
-    shapes = {"residual": (4, 6, 2, 8), "branch": (4, 6, 2, 8), "weight": (2, 8)}
-    tensors = {name: torch.randn(shape).double() for name, shape in shapes.items()}
-    for place in (Shard(0), Shard(1), Shard(2), Shard(3), Replicate()):
-        placed = {
-            name: distribute_tensor(t, mesh, [place if name in ROWS else Replicate()]) for name, t in tensors.items()
-        }
-        compare_gradients(
-            lambda t: {"y": addnorm.add_layer_norm(**t, normalized_shape=(2, 8))}, tensors, placed, f"{place}"
-        )
 
 
 @case(2)

@@ -13,7 +13,7 @@ from support.distributed import case, make_test
 from support.dtensors import mesh_of
 from support.families import shake
 from support.instrumented_model import backward, step
-from support.parallel_models import shard, whole
+from support.parallel_models import assert_same_numbers, shard, whole
 from support.several_streams import make_mhc
 
 
@@ -30,21 +30,6 @@ def shard_layers(model):
     return shard(model, *model.stack.layers)
 
 
-def numbers(rec, without=()):
-    return {(row.site, row.role, row.statistic): row.value for row in rec.table() if row.role not in without}
-
-
-def assert_same(actual, expected, without=()):
-    found, wanted = numbers(actual, without), numbers(expected, without)
-    assert found.keys() == wanted.keys(), sorted(found.keys() ^ wanted.keys())
-    wrong = {
-        key: (found[key], value)
-        for key, value in wanted.items()
-        if found[key] != pytest.approx(value, rel=1e-7, abs=1e-12, nan_ok=True)
-    }
-    assert not wrong, wrong
-
-
 def assert_same_program(found, wanted):
     assert found.program is not None, found.unknown
     assert (found.wiring, found.closes) == (wanted.wiring, True)
@@ -55,7 +40,7 @@ def assert_same_program(found, wanted):
         assert dict(ours.parameters) == dict(theirs.parameters)
 
 
-def check_model(plain, sharded, x, without=()):
+def check_model(plain, sharded, x):
     """Check all functions of a sharded model against the model before."""
     wanted, found = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
     assert_same_program(found, wanted)
@@ -69,7 +54,7 @@ def check_model(plain, sharded, x, without=()):
             model.zero_grad()
             backward(model, x)
     for ours, theirs in zip(*recordings[::-1], strict=True):
-        assert_same(ours, theirs, without)
+        assert_same_numbers(ours, theirs)
         assert ours.metadata.get("omitted") == theirs.metadata.get("omitted")
         assert ours.metadata.get("note") == theirs.metadata.get("note")
         assert ours.memory_maps.keys() == theirs.memory_maps.keys()
@@ -84,7 +69,7 @@ def check_model(plain, sharded, x, without=()):
     assert addnorm.verify(sharded, x, like=plain).agrees
     for model in (plain, sharded):
         model.zero_grad(set_to_none=True)
-    assert_same(step(sharded, x, gather=True), recordings[0][0], without)
+    assert_same_numbers(step(sharded, x, gather=True), recordings[0][0])
 
 
 @case(2)
@@ -149,7 +134,7 @@ def check_tensor_parallelism(wiring, sequence_parallel=False):
     wanted, found = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
     if not sequence_parallel:
         assert_same_program(found, wanted)
-        assert_same(step(sharded, x, gather=True), step(plain, x, gather=True))
+        assert_same_numbers(step(sharded, x, gather=True), step(plain, x, gather=True))
     assert found.closes
     assert addnorm.verify(sharded, x, wiring=wiring).agrees
     for arguments in ({"model": sharded, "like": plain}, {"model": plain, "like": sharded}):
@@ -164,7 +149,7 @@ def check_tensor_parallelism(wiring, sequence_parallel=False):
             expected = step(plain, x)
             torch.testing.assert_close(y, plain(x))
         if not sequence_parallel:
-            assert_same(rec, expected, ("params",))
+            assert_same_numbers(rec, expected, ("params",))
         write = [value for _, value in rec.series("write", "l2")]
         assert (write[1] == 0.0) == (s == 0.0)
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 import addnorm
 from addnorm.stream.dataflow import wrappers
 from support.distributed import case, make_test
-from support.parallel_models import whole
+from support.parallel_models import assert_same_numbers, whole
 from support.refusals import assert_raises
 from support.sharded_models import (
     LAYERS,
@@ -28,7 +28,7 @@ from support.sharded_models import (
 )
 from support.stacks import torch_encoder
 
-ROUND_OFF = 2e-5
+ROUND_OFF = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def describe(inspection):
@@ -51,20 +51,6 @@ def record(model, x=None, **options):
     with addnorm.record(model, **options) as rec:
         loss = step(model, x)
     return rec, loss
-
-
-def assert_same_numbers(actual, expected, skip=(), rtol=ROUND_OFF, atol=ROUND_OFF):
-    actual, expected = (
-        {(row.step, row.site, row.role, row.statistic): row.value for row in rec.table() if row.role not in skip}
-        for rec in (actual, expected)
-    )
-    assert actual.keys() == expected.keys(), sorted(actual.keys() ^ expected.keys())
-    wrong = {
-        key: (actual[key], value)
-        for key, value in expected.items()
-        if not math.isclose(actual[key], value, rel_tol=rtol, abs_tol=atol)
-    }
-    assert not wrong, wrong
 
 
 def assert_same_series(actual, expected, *names):
@@ -95,7 +81,7 @@ def check_model(make, build=build, inputs=tokens):
     rec, loss = record(plain, x)
     sharded_rec, sharded_loss = record(sharded, x, gather=True)
     assert abs(loss - sharded_loss) < 1e-6
-    assert_same_numbers(sharded_rec, rec)
+    assert_same_numbers(sharded_rec, rec, **ROUND_OFF)
     assert sharded_rec.metadata.get("note") == rec.metadata.get("note")
     assert (sharded_rec.memory_maps["stream"] is None) == (rec.memory_maps["stream"] is None)
     unrecorded = make(build())
@@ -146,7 +132,7 @@ def fsdp2_of_torchs_layers():
         with addnorm.record(model) as rec, torch.no_grad():
             model(x)
         recordings.append(rec)
-    assert_same_numbers(*recordings)
+    assert_same_numbers(*recordings, **ROUND_OFF)
 
 
 @case(2)
@@ -162,7 +148,8 @@ def sequence_parallel_stream():
     sharded_rec, sharded_loss = record(sharded, gather=True)
     assert abs(loss - sharded_loss) < 1e-6
     assert_same_gradients(sharded, plain, rtol=1e-5)
-    assert_same_numbers(sharded_rec, rec, skip=("in", "out", "read", "raw", "write", "grad", "norm_in", "norm_final"))
+    skipped = ("in", "out", "read", "raw", "write", "grad", "norm_in", "norm_final")
+    assert_same_numbers(sharded_rec, rec, skipped, **ROUND_OFF)
     for role, statistic, combine in (
         ("out", "max", max),
         ("grad", "max", max),
@@ -279,7 +266,7 @@ def fsdp2_accumulates():
             for _ in range(2):
                 step(model)
         recordings.append(rec)
-    assert_same_numbers(recordings[1], recordings[0])
+    assert_same_numbers(recordings[1], recordings[0], **ROUND_OFF)
 
 
 @case(2)
@@ -322,23 +309,13 @@ def fsdp1():
 
 
 @case(2, slow=True)
-def ddp_with_zero_optimizer():
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # its import warns, which is an error in pytest
-
+def ddp():
     plain, wrapped, ids = build(), nn.parallel.DistributedDataParallel(build()), tokens()
-    optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=0.01)
     assert describe(addnorm.inspect(wrapped.module, ids)) == describe(addnorm.inspect(plain, ids))
     assert addnorm.inspect(wrapped, ids).wiring == addnorm.inspect(plain, ids).wiring
-    plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
-    for _ in range(2):
-        results = []
-        for model, opt in ((plain, plain_optimizer), (wrapped, optimizer)):
-            opt.zero_grad()
-            results.append(record(model))
-            opt.step()
-        (rec, loss), (wrapped_rec, wrapped_loss) = results
-        assert abs(loss - wrapped_loss) < 1e-5
-        assert_same_series(wrapped_rec, rec, ("out", "rms"), ("params", "grad_l2"))
+    (rec, loss), (wrapped_rec, wrapped_loss) = record(plain), record(wrapped)
+    assert abs(loss - wrapped_loss) < 1e-5
+    assert_same_series(wrapped_rec, rec, ("out", "rms"), ("params", "grad_l2"))
 
 
 @case(1)

@@ -67,6 +67,15 @@ def share_folder():
     return folder[0]
 
 
+def assert_same_numbers(actual, expected, skip=(), rtol=1e-7, atol=1e-12):
+    """Compare the numbers of two recordings, but for those of some roles."""
+    numbers = (
+        {(row.step, row.site, row.role, row.statistic): row.value for row in rec.table() if row.role not in skip}
+        for rec in (actual, expected)
+    )
+    torch.testing.assert_close(*numbers, rtol=rtol, atol=atol, equal_nan=True)
+
+
 # Data parallelism
 
 
