@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from support import route_calls, route_processes, route_results
-from support.loading import load
 from support.pairwise import mark_slow
-from support.route_calls import SAME_BITS, largest_difference, measure, measure_error
+from support.route_calls import SAME_BITS, measure, measure_error
 from support.route_models import OPERATIONS
 from support.route_results import ROUTES, agrees, list_cells, measure_processes, tolerance
 
@@ -87,8 +86,7 @@ def test_tolerances_follow_from_the_error_of_eager_mode(name):
 
 
 def test_comparison_detects_wrong_results():
-    operation, dtype = OPERATIONS["post-LN"], torch.float32
-    run = route_calls.run_eager(operation, dtype)
+    run = route_calls.run_eager(OPERATIONS["post-LN"], torch.float32)
     name = "body.stack.layers.0.connections.1.norm_out.bias"
     last = run.output.clone()
     last[-1, -1, -1] += 1e-4 * last.abs().max()
@@ -100,20 +98,6 @@ def test_comparison_detects_wrong_results():
     assert row == {"outputs": SAME_BITS, "gradients": SAME_BITS, "fused": True}
     for key, other in wrong.items():
         result = route_calls.compare(other, run)
-        assert 0.5e-4 < result[key] < 2e-4
         assert agrees(row, result, 1.0).startswith(f"{key} differ by 1.0e-04, tolerance 0.0e+00")
         assert agrees(row, result, 1e-5, bits=False).startswith(f"{key} differ by 1.0e-04, tolerance 1.0e-05")
         assert agrees(row, result, 1e-3, bits=False) == ""
-    with pytest.raises(AssertionError, match="has no gradient"):
-        largest_difference({**run.gradients, name: None}, run.gradients)
-    assert agrees(row, {**row, "fused": False}, 1.0) == "fused is False, expected True"
-    assert agrees(row, {**row, "gradients": None}, 1.0) == "gradients: None is not same bits"
-    assert measure("eager", operation, dtype)["gradients"] != SAME_BITS, (
-        "the formula in plain PyTorch rounds differently"
-    )
-
-
-def test_page_says_what_was_not_run_or_not_fused():
-    cell = load("docs/_build/routes.py").cell
-    row = {"outputs": SAME_BITS, "gradients": 1.2346e-5, "fused": False}
-    assert [cell(None), cell(row)] == ["not run", "same bits, 1.2e-5 (not fused)"]
