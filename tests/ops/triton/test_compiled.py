@@ -34,9 +34,13 @@ OUTPUTS = [
     ("LayerNorm", "bfloat16", 1024),
     ("LayerNorm", "float32 stream, bfloat16 branch", 1024),
     ("RMSNorm", "bfloat16 stream, float32 branch", 768),
+    ("residual_dtype bfloat16", "float32", 256),
     ("LayerNorm", "bfloat16", 40000),
     ("everything, RMSNorm", "bfloat16", 256),
     ("everything, LayerNorm", "float32", 256),
+    ("out_dtype float32", "float64", 256),
+    ("residual_scale (d,)", "float32", 256),
+    ("branch_bias under layer_scale", "bfloat16", 256),
     ("row_scale and layer_scale", "bfloat16", 256),
 ]
 # Cases in which prefetched data, dropout's words and rows of another dtype together need the most shared memory.

@@ -1,16 +1,18 @@
-"""Tests of the whole library on a GPU: wirings, tools for existing models, compiled graphs, autocast."""
+"""Tests of the whole library on a GPU: wirings, tools for existing models, compiled graphs, autocast, one parallel process."""
 
 import copy
+import functools
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import addnorm
 from addnorm.nn import Encoder
 from support.fused_model import QUIET
 from support.graph_capture import relative_difference
-from support.parallel_models import assert_same_numbers
 from support.stream_stacks import every, make, tokens
 
 if not torch.cuda.is_available():
@@ -97,6 +99,16 @@ def test_compiled_encoder_equals_eager(wiring, compile_mode, form):
         assert_near(train(compiled, x, target), expected, 1e-3)
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_call_has_the_bits_of_eager(mode):
+    args = [torch.randn(shape, device=CUDA, dtype=bf16) for shape in ((64, 256), (64, 256), (256,), (256,))]
+    call = functools.partial(addnorm.add_layer_norm, return_residual=True)
+    addnorm.set_compile_mode("op")
+    compiled = torch.compile(call, fullgraph=True, mode=mode)
+    for _ in range(3):
+        assert all(map(torch.equal, compiled(*args), call(*args)))
+
+
 def test_functions_never_wait_for_the_device():
     x, s = (torch.randn(8, 256, device=CUDA, dtype=bf16, requires_grad=True) for _ in range(2))
     w = torch.randn(256, device=CUDA, requires_grad=True)
@@ -112,20 +124,36 @@ def test_functions_never_wait_for_the_device():
 
 @pytest.mark.parametrize("kind", ["pre_ln", "post_ln"])
 def test_tools_say_the_same_as_on_the_cpu(kind):
-    recordings, others = [], []
-    for device in ("cpu", CUDA):
-        model, (x, target) = transformer(kind).eval().to(device), (t.to(device) for t in inputs(2, 8, 64))
-        inspection, decomposition = addnorm.inspect(model, x), addnorm.decompose(model, x)
+    model = transformer(kind).eval()
+    x, target = inputs(2, 8, 64)
+    results = []
+    for m, device in ((model, "cpu"), (copy.deepcopy(model).to(CUDA), CUDA)):
+        at, goal = x.to(device), target.to(device)
+        inspection = addnorm.inspect(m, at)
         assert inspection.closes
+        ablations = addnorm.ablate_each(inspection, at, loss=lambda y, goal=goal: (y - goal).square().mean())
+        decomposition = addnorm.decompose(m, at)
         assert decomposition.closure < 1e-5
-        changes = [effect["output_change"] for effect in addnorm.ablate_each(inspection, x).to_dict()]
-        others.append(({str(site.row): 0.0 for site in inspection.sites}, decomposition.mean_shares(), changes))
-        with addnorm.record(model) as recording:
+        with addnorm.record(m) as recording:
             for _ in range(2):
-                (model(x) - target).square().mean().backward()
-        recordings.append(recording)
-    torch.testing.assert_close(*others[::-1], rtol=1e-3, atol=1e-4)
-    assert_same_numbers(*recordings[::-1], rtol=2e-3, atol=1e-5)
+                (m(at) - goal).square().mean().backward()
+        recorded = recording.to_pandas()
+        names = [str(site.row) for site in inspection.sites], [*ablations.to_dict()]
+        shares = torch.tensor([*decomposition.mean_shares().values()])
+        results.append(
+            (
+                names,
+                recorded[["step", "site", "role", "statistic"]],
+                shares,
+                torch.tensor(recorded["value"].to_numpy(float)),
+            )
+        )
+    (names, rows, shares, values), (other_names, other_rows, other_shares, other_values) = results
+    assert names == other_names
+    assert names[1]
+    assert rows.equals(other_rows)
+    torch.testing.assert_close(other_shares, shares, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(other_values, values, rtol=2e-3, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, bf16])
@@ -141,6 +169,44 @@ def test_fuse_proves_a_model_on_the_device(kind, training, dtype):
     assert relative_difference(model(x), expected) < (1e-5 if dtype is torch.float32 else 2e-2)
     model(x).float().square().mean().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_fuse_proves_a_language_model_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96
+    )
+    model = transformers.LlamaForCausalLM(config).eval().to(CUDA, bf16)
+    ids = torch.randint(0, 97, (2, 9), device=CUDA)
+    with torch.no_grad():
+        fusion = addnorm.fuse(model, ids)
+        assert fusion.fused
+        assert model.generate(ids, max_new_tokens=4, do_sample=False).shape == (2, 13)
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wiring", ["post_ln", "mhc"])
+def test_ddp_and_fsdp_in_one_process(one_process, wiring):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    x, target = (t.to(CUDA) for t in inputs(2, 16, 64))
+    model = Encoder(2, 64, nhead=4, wiring=wiring, device=CUDA)
+    expected = train(model, x.requires_grad_(), target)
+    assert_near(train(DistributedDataParallel(copy.deepcopy(model)), x, target), expected)
+    sharded = copy.deepcopy(model)
+    for layer in sharded.stack.layers:
+        fully_shard(layer, mesh=init_device_mesh("cuda", (1,)))
+    fully_shard(sharded, mesh=init_device_mesh("cuda", (1,)))
+    y = sharded(x)
+    (y - target).square().mean().backward()
+    assert_near([y, *(p.grad.full_tensor() for p in sharded.parameters())], [expected[0], *expected[2:]])
 
 
 def test_checkpoints_and_dropout_recompute_the_same_bits():
