@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 import addnorm
@@ -142,3 +143,32 @@ def test_output_without_names_of_its_parts_is_taken():
     found = addnorm.inspect(model, x)
     assert (found.wiring, found.closes) == ("pre_ln", True)
     assert addnorm.locate(found, model(x).sample).others == ("the model's output[0]",)
+
+
+class Equation(nn.Module):
+    """x' = add(x, f(c N(x)), g), and what a hook would capture of its last sublayer."""
+
+    def __init__(self, add, c=1.0):
+        super().__init__()
+        self.add, self.c, self.norm = add, c, nn.LayerNorm(D)
+        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D)) for _ in range(LAYERS))
+        self.g = nn.Parameter(torch.rand(D) + 0.5)
+        self.eval()
+
+    def forward(self, x):
+        for f in self.branches:
+            self.norm_out = self.norm(x)
+            self.read = self.norm_out if self.c == 1.0 else self.norm_out * self.c
+            self.out = f(self.read)
+            x = self.add(x, self.out, self.g)
+        return x
+
+
+def test_read_with_a_factor_is_named():
+    model, x = Equation(lambda x, w, g: x + w, c=0.5), torch.randn(2, 5, D)
+    model(x)
+    found = addnorm.inspect(model, x)
+    assert found.sites[-1].row.c == 0.5
+    site = found.sites[-1].id
+    assert addnorm.locate(found, model.read).name == f"what {site} reads"
+    assert addnorm.locate(found, model.norm_out).name == f"the norm of the stream before {site}, without the factor"

@@ -15,7 +15,7 @@ from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.equation_errors import get_tolerance
-from addnorm.stream.find.sites import Stream
+from addnorm.stream.find.sites import Site, Stream
 from addnorm.stream.inspection import Inspection
 from addnorm.stream.program.maps import join_streams
 from addnorm.stream.program.result import Program
@@ -24,7 +24,8 @@ from addnorm.stream.states import list_terms
 MAX_PAIRS = 1 << 24  # pairs of tokens whose distance is computed at a time
 NAMES = {
     "embedding": "the embedding{of} before its norm", "start": "the start of the stream{of}",
-    "read": "what {site} reads, the norm of the stream", "branch": "the output of {site} alone, without the residual",
+    "read": "what {site} reads, the norm of the stream", "factored": "the norm of the stream before {site}, without the factor",
+    "input": "what {site} reads", "branch": "the output of {site} alone, without the residual",
     "norm_branch": "the norm of the output of {site}, without the residual", "write": "what {site} writes",
     "sum": "the stream after {site}", "norm_out": "the stream after {site} and its norm",
     "final": "the end of the stream{of} after the final norm",
@@ -175,18 +176,27 @@ def _name_stream(stream: Stream) -> Iterator[_Named]:
     """Yield the values of a stream, each once."""
     of = "" if stream.name == "stream" else f" of {stream.name}"
     seen: set[Value] = set()
+
+    def cut(name: str, site: Site | None, tensor: Tensor) -> Iterator[_Named]:
+        if stream.width in tensor.shape:
+            axis = stream.axis if tensor.shape[stream.axis] == stream.width else [*tensor.shape].index(stream.width)
+            rows = tensor.detach().movedim(axis, -1).reshape(-1, stream.width)
+            yield _Named(name.format(site=site and site.id, of=of), site and site.id, stream.name, rows)
+
     for term in list_terms(stream):
         (value,) = term.values
         root = strip_views(value)
         if root in seen or stream.width not in value.shape:
             continue
         seen.add(root)
-        site = None if term.site is None else term.site.id
-        is_normed = term.name == "sum" and bool(stream.chain.norms_out[term.site.sublayer.place])
-        name = NAMES[term.name].format(site=site, of=of) + ", before its norm" * is_normed
-        tensor = value.tensor.detach()
-        axis = stream.axis if tensor.shape[stream.axis] == stream.width else [*tensor.shape].index(stream.width)
-        yield _Named(name, site, stream.name, tensor.movedim(axis, -1).reshape(-1, stream.width))
+        site = term.site
+        name = NAMES["factored" if term.name == "read" and site.sublayer.reads.factors else term.name]
+        is_normed = term.name == "sum" and bool(stream.chain.norms_out[site.sublayer.place])
+        yield from cut(name + ", before its norm" * is_normed, site, value.tensor)
+    for site in stream.sites:
+        reads = site.sublayer.reads
+        if reads.value is not None and reads.factors:
+            yield from cut(NAMES["input"], site, reads.value.tensor)
 
 
 def _match_dtypes(rows: Tensor, known: Tensor) -> tuple[Tensor, Tensor, float]:
