@@ -172,3 +172,28 @@ def test_read_with_a_factor_is_named():
     site = found.sites[-1].id
     assert addnorm.locate(found, model.read).name == f"what {site} reads"
     assert addnorm.locate(found, model.norm_out).name == f"the norm of the stream before {site}, without the factor"
+
+
+ADDS = {
+    "plain product": (lambda x, w, g: x + g * w, lambda w, g: g * w),
+    "alpha": (lambda x, w, g: torch.add(x, w, alpha=0.22), lambda w, g: 0.22 * w),
+    "alpha of a product": (lambda x, w, g: torch.add(x, g * w, alpha=0.22), lambda w, g: 0.22 * g * w),
+    "sub": (lambda x, w, g: x - w, lambda w, g: -w),
+    "addcmul": (torch.addcmul, torch.mul),
+    "lerp": (lambda x, w, g: torch.lerp(x, w, 0.3), lambda w, g: 0.3 * w),
+    "scaled sum": (lambda x, w, g: x + g * (w + torch.tanh(w)), lambda w, g: g * (w + torch.tanh(w))),
+}
+
+
+@pytest.mark.parametrize("add", ADDS)
+def test_write_with_the_factors_of_its_add_is_named(add):
+    function, compute_write = ADDS[add]
+    model, x = Equation(function), torch.randn(2, 5, D)
+    found = addnorm.inspect(model, x)
+    model(x)
+    site = found.sites[-1].id
+    written = addnorm.locate(found, compute_write(model.out, model.g))
+    assert (written.found, written.name) == (True, f"what {site} writes")
+    for other in (model.out, model.g * model.out):
+        location = addnorm.locate(found, other)
+        assert location.name != f"what {site} writes" or torch.allclose(other, compute_write(model.out, model.g))

@@ -20,6 +20,7 @@ from addnorm.stream.inspection import Inspection
 from addnorm.stream.program.maps import join_streams
 from addnorm.stream.program.result import Program
 from addnorm.stream.states import list_terms
+from addnorm.stream.write_terms import find_write_term
 
 MAX_PAIRS = 1 << 24  # pairs of tokens whose distance is computed at a time
 NAMES = {
@@ -194,9 +195,13 @@ def _name_stream(stream: Stream) -> Iterator[_Named]:
         is_normed = term.name == "sum" and bool(stream.chain.norms_out[site.sublayer.place])
         yield from cut(name + ", before its norm" * is_normed, site, value.tensor)
     for site in stream.sites:
-        reads = site.sublayer.reads
+        reads, write = site.sublayer.reads, find_write_term(site.sublayer)
         if reads.value is not None and reads.factors:
             yield from cut(NAMES["input"], site, reads.value.tensor)
+        is_product = write.factor != 1.0 or bool(write.scales)
+        if not write.obstacle and (is_product or strip_views(write.value) not in seen):
+            tensors = [value.tensor.detach() for value in (write.value, *write.scales)]
+            yield from cut(NAMES["write"], site, math.prod(tensors, start=write.factor))
 
 
 def _match_dtypes(rows: Tensor, known: Tensor) -> tuple[Tensor, Tensor, float]:

@@ -107,7 +107,6 @@ def list_terms(stream: Stream) -> Iterator[_Term]:
         yield term("branch", site, sublayer.raw, sublayer.write_path)
         if sublayer.norm is not None:
             yield term("norm_branch", site, sublayer.norm.y, sublayer.write_path)
-        yield term("write", site, sublayer.write_path.terms[-1].value)
         if after is None or after.sublayer.place != sublayer.place:
             yield term("sum", site, chain.adds[sublayer.place].out)
             yield from (term("norm_out", site, norm.y) for norm in chain.norms_out[sublayer.place])
@@ -153,9 +152,9 @@ def _key_terms(inspection: Inspection) -> Iterator[tuple[str, str, _Term]]:
         terms = list_terms(part) if isinstance(part, Stream) else _list_program_terms(part)
         sites: Sequence[Any] = part.sites
         places = {None: "", **{site.id: str(j) for j, site in enumerate(sites)}}
-        # Of several norms one after the other, the last one has the key. A write is compared as the branch and the sum.
+        # Of several norms one after the other, the last one has the key.
         keyed = {f"{k}.{places[term.site and term.site.id]}.{term.name}": term for term in terms}
-        yield from ((key, part.name, term) for key, term in keyed.items() if term.name != "write")
+        yield from ((key, part.name, term) for key, term in keyed.items())
 
 
 def _read(term: _Term) -> Tensor:
