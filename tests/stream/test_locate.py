@@ -197,3 +197,31 @@ def test_write_with_the_factors_of_its_add_is_named(add):
     for other in (model.out, model.g * model.out):
         location = addnorm.locate(found, other)
         assert location.name != f"what {site} writes" or torch.allclose(other, compute_write(model.out, model.g))
+
+
+class Latents(nn.Module):
+    """Learned tokens, expanded to the batch, that read the inputs."""
+
+    def __init__(self, has_norm):
+        super().__init__()
+        self.norm, self.first = nn.LayerNorm(D), nn.LayerNorm(D) if has_norm else nn.Identity()
+        self.tokens, self.key = nn.Parameter(torch.randn(1, 4, D)), nn.Linear(D, D)
+        self.ffn = nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D))
+        self.eval()
+
+    def forward(self, x):
+        z, keys = self.first(self.tokens).expand(len(x), -1, -1), self.key(x)
+        z = z + nn.functional.scaled_dot_product_attention(self.norm(z), keys, keys)
+        return z + self.ffn(self.norm(z))
+
+
+@pytest.mark.parametrize("has_norm", [True, False], ids=["norm", "plain"])
+def test_broadcast_start_is_named(has_norm):
+    model = Latents(has_norm)
+    found = addnorm.inspect(model, torch.randn(3, 6, D))
+    tokens = model.tokens.detach()
+    name = "the embedding before its norm" if has_norm else "the start of the stream"
+    for captured in (tokens, tokens.expand(3, -1, -1).clone()):
+        assert str(addnorm.locate(found, captured)) == f"{name}, to the bit"
+    assert addnorm.locate(found, tokens.expand(3, -1, -1).transpose(0, 1)).found
+    assert not addnorm.locate(found, tokens.expand(4, -1, -1)).found  # more tokens than there are

@@ -194,6 +194,9 @@ def _name_stream(stream: Stream) -> Iterator[_Named]:
         name = NAMES["factored" if term.name == "read" and site.sublayer.reads.factors else term.name]
         is_normed = term.name == "sum" and bool(stream.chain.norms_out[site.sublayer.place])
         yield from cut(name + ", before its norm" * is_normed, site, value.tensor)
+        placed = term.place([value.tensor.detach()])
+        if placed.numel() > value.tensor.numel():  # learned tokens are broadcast before the add
+            yield from cut(name, site, placed)
     for site in stream.sites:
         reads, write = site.sublayer.reads, find_write_term(site.sublayer)
         if reads.value is not None and reads.factors:
