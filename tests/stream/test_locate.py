@@ -225,3 +225,12 @@ def test_broadcast_start_is_named(has_norm):
         assert str(addnorm.locate(found, captured)) == f"{name}, to the bit"
     assert addnorm.locate(found, tokens.expand(3, -1, -1).transpose(0, 1)).found
     assert not addnorm.locate(found, tokens.expand(4, -1, -1)).found  # more tokens than there are
+
+
+@pytest.mark.parametrize(("offset", "spread"), [(1000.0, 0.1), (3000.0, 1.0)])
+def test_reordered_tokens_with_a_large_offset_are_named(offset, spread):
+    x = offset + spread * torch.randn(2, 64, D)
+    found = addnorm.inspect(Equation(lambda x, w, g: x + w), x)
+    for captured in (x.transpose(0, 1), x[:, 5:50], x.flatten(0, 1)[torch.randperm(128)]):
+        location = addnorm.locate(found, captured)
+        assert (location.found, location.name, location.distance) == (True, "the start of the stream", 0.0)

@@ -236,6 +236,6 @@ def _compare_tokens(rows: Tensor, value: _Named) -> Location:
 
 def _find_nearest(a: Tensor, b: Tensor) -> Tensor:
     """Return for each token of `a` the index of the nearest token of `b`."""
-    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    known = b.double()  # distances are products of matrices, which cancel where the tokens have a large offset
     step = max(1, MAX_PAIRS // max(1, len(b)))
-    return torch.cat([torch.cdist(part.to(wide), b.to(wide)).argmin(1) for part in a.split(step)])
+    return torch.cat([torch.cdist(part.double(), known).argmin(1) for part in a.split(step)])
