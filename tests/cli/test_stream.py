@@ -107,7 +107,12 @@ def test_locate_names_a_captured_tensor(folder):
     none = run(*arguments)
     assert none.exit_code == 3
     assert "hidden.pt has no value of a stream; nearest: " in none.stderr
-    torch.save(torch.ones(2, 3, dtype=torch.int64), folder / "hidden.pt")
+    ones = torch.ones(2, states[1].shape[-1])
+    for content in ({"x": states[1]}, ones.long(), ones.to("meta"), ones.to_sparse()):
+        torch.save(content, folder / "hidden.pt")
+        refused = run(*arguments)
+        assert_one_sentence(refused, 2)
+    (folder / "hidden.pt").write_text("no tensor")
     assert_one_sentence(run(*arguments), 2)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 import addnorm
@@ -91,12 +92,32 @@ def test_equal_tokens_are_no_obstacle(case):
     assert not addnorm.locate(inspection, torch.cat([state] * 2)).found  # more equal tokens than there are
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_float8_is_compared(case, dtype):
+    state = case[2].streams[0].chain.states()[2].tensor.to(dtype)
+    name = addnorm.locate(case[2], state).name
+    for part in (state, state.transpose(0, 1), state[1:, 2:4]):
+        location = addnorm.locate(case[2], part)
+        assert (location.found, location.name, location.distance) == (True, name, 0.0)
+    assert not addnorm.locate(case[2], torch.randn(5, D).to(dtype)).found
+
+
 def test_wrong_arguments_are_refused(case):
     inspection = case[2]
     with pytest.raises(ValueError, match=r"tensor has shape \(2, 7\), expected a dimension of size 16"):
         addnorm.locate(inspection, torch.ones(2, 7))
-    with pytest.raises(TypeError, match=r"tensor is torch.int64, expected a tensor of floating-point numbers"):
+    with pytest.raises(TypeError, match=r"tensor has dtype int64, expected float32, bfloat16, float16 or float64"):
         addnorm.locate(inspection, torch.ones(2, 16, dtype=torch.int64))
+    one = torch.ones(2, 16)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(one)
+    for wrong, reason in (
+        (one.to("meta"), "is a meta or fake tensor"), (fake, "is a meta or fake tensor"), (one.to_sparse(), "has layout"),
+        (torch.nested.nested_tensor([one, one[:1]], layout=torch.jagged), "is a nested tensor"),
+        ([one], "is a list"), (one.numpy(), "is a ndarray"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=f"^tensor {reason}"):
+            addnorm.locate(inspection, wrong)
     with pytest.raises(ValueError, match=r"no numbers"):
         addnorm.locate(inspection, torch.ones(0, 16))
     with pytest.raises(ValueError, match=r"no stream"):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import addnorm
 from addnorm.cli._model import ModelOptions, document_of, find_streams, load_model, with_model
-from addnorm.cli._output import ArgumentError, ProofError, argument_errors, print_json, stdout
+from addnorm.cli._output import ArgumentError, ProofError, argument_errors, name_flag, print_json, stdout
 from addnorm.stream.states import load_saved
 
 
@@ -22,8 +22,12 @@ def run(model: ModelOptions, tensor: Path, as_json: bool) -> None:
     if hasattr(config, "output_hidden_states"):
         config.output_hidden_states = True  # a model of transformers then returns its states, which are named by index
     inspection = find_streams(loaded)
-    with argument_errors({"tensor": "TENSOR"}):
-        location = addnorm.locate(inspection, captured)
+    flags = {"tensor": "TENSOR"}
+    try:
+        with argument_errors(flags):
+            location = addnorm.locate(inspection, captured)
+    except TypeError as error:
+        raise ArgumentError(name_flag(error, flags)) from None
     if as_json:
         print_json(document_of(loaded, "addnorm.location", model=inspection.model, location=location.to_dict()))
     elif location.found:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from addnorm._util.numbers import format_number
+from addnorm._util.torch_internals import FakeTensor
+from addnorm.ops.validation import check_tensor
 from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.replay import relative_error
@@ -87,7 +89,7 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
             those of n streams, one stream after the other.
 
     Raises:
-        TypeError: `tensor` is not a tensor of real floating-point numbers.
+        TypeError: `tensor` is not an ordinary tensor of real floating-point numbers.
         ValueError: no dimension has the width of a stream, the tensor has no numbers, or the inspection has no stream.
 
     Example:
@@ -97,8 +99,9 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
         >>> print(addnorm.locate(addnorm.inspect(model, x), captured).name)
         the stream after layers.0 and its norm
     """
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        raise TypeError(f"tensor is {getattr(tensor, 'dtype', tensor)!r}, expected a tensor of floating-point numbers.")
+    check_tensor("tensor", tensor.float() if isinstance(tensor, Tensor) and _is_float8(tensor.dtype) else tensor)
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        raise TypeError("tensor is a meta or fake tensor, which has no values, expected the one of a run.")
     if not tensor.numel():
         raise ValueError("tensor has no numbers, expected a state.")
     known = [value for value in _list_values(inspection) if len(value.rows)]  # a stream of no tokens has none
@@ -207,10 +210,15 @@ def _name_stream(stream: Stream) -> Iterator[_Named]:
             yield from cut(NAMES["write"], site, math.prod(tensors, start=write.factor))
 
 
+def _is_float8(dtype: torch.dtype) -> bool:
+    return str(dtype).startswith("torch.float8")
+
+
 def _match_dtypes(rows: Tensor, known: Tensor) -> tuple[Tensor, Tensor, float]:
     """Return the tokens of both tensors in the coarser of both dtypes, and its tolerance."""
     coarse = max((rows.dtype, known.dtype), key=lambda dtype: torch.finfo(dtype).eps)
-    return rows.to(known.device, coarse), known.to(coarse), get_tolerance(coarse)
+    wide = torch.float32 if _is_float8(coarse) else coarse  # for operators that do not take float8
+    return rows.to(known.device, wide), known.to(coarse).to(wide), get_tolerance(coarse)
 
 
 def _compare_in_order(rows: Tensor, value: _Named) -> Location | None:
