@@ -185,7 +185,8 @@ def _name_stream(stream: Stream) -> Iterator[_Named]:
         if stream.width in tensor.shape:
             axis = stream.axis if tensor.shape[stream.axis] == stream.width else [*tensor.shape].index(stream.width)
             rows = tensor.detach().movedim(axis, -1).reshape(-1, stream.width)
-            yield _Named(name.format(site=site and site.id, of=of), site and site.id, stream.name, rows)
+            place = None if site is None else site.id
+            yield _Named(name.format(site=place, of=of), place, stream.name, rows)
 
     for term in list_terms(stream):
         (value,) = term.values
@@ -206,8 +207,10 @@ def _name_stream(stream: Stream) -> Iterator[_Named]:
             yield from cut(NAMES["input"], site, reads.value.tensor)
         is_product = write.factor != 1.0 or bool(write.scales)
         if not write.obstacle and (is_product or strip_views(write.value) not in seen):
-            tensors = [value.tensor.detach() for value in (write.value, *write.scales)]
-            yield from cut(NAMES["write"], site, math.prod(tensors, start=write.factor))
+            product = write.value.tensor.detach() * write.factor
+            for scale in write.scales:
+                product = product * scale.tensor.detach()
+            yield from cut(NAMES["write"], site, product)
 
 
 def _is_float8(dtype: torch.dtype) -> bool:
