@@ -255,3 +255,13 @@ def test_reordered_tokens_with_a_large_offset_are_named(offset, spread):
     for captured in (x.transpose(0, 1), x[:, 5:50], x.flatten(0, 1)[torch.randperm(128)]):
         location = addnorm.locate(found, captured)
         assert (location.found, location.name, location.distance) == (True, "the start of the stream", 0.0)
+
+
+def test_results_outlive_a_change_of_the_model_and_its_inputs():
+    model, x = Equation(lambda x, w, g: x + g * w), torch.randn(2, 5, D)
+    before, found, parts = x.clone(), addnorm.inspect(model, x), addnorm.decompose(model, x)
+    with torch.no_grad():
+        for tensor in (x, *model.parameters()):
+            tensor.normal_()
+    assert str(addnorm.locate(found, before)) == "the start of the stream, to the bit"
+    torch.testing.assert_close(sum(parts.components().values()), parts.state())

@@ -38,7 +38,10 @@ WORDS = {
     "branch": "inside {}", "norm_branch": "at the norm of the output of {}", "sum": "at the add after {}",
     "norm_out": "at the norm after {}", "final": "at the final norm", "end": "at the last read of the streams",
 }  # fmt: skip
-RANDOM = "its values are not those of the run when it is computed again, as with dropout: use evaluation mode"
+RANDOM = (
+    "its values are not those of the run when it is computed again, as with dropout or after a step of an optimizer: "
+    "use evaluation mode, and inspect again"
+)
 FAILED = "its operators cannot run on the reference's values, as if these choose other experts ({})"
 States = Mapping[str, Any]
 Orders = tuple[tuple[int, ...], tuple[int, ...]]  # of the dimensions of a reference's tensor, and of the model's

@@ -7,6 +7,7 @@ from torch.utils._pytree import tree_leaves
 
 import addnorm
 from addnorm import wirings
+from addnorm.stream.dataflow import memory
 from support.families import shake
 from support.stacks import encoder
 
@@ -54,6 +55,14 @@ def test_matrices_are_measured_on_the_device_of_the_run(wiring, monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "to", lambda t, *args, **options: to(move_to_cpu(t) if "cpu" in args[:1] else t, *args, **options)
     )
+    view_storage = memory._view_storage  # of a copy, which has the device of the tensor
+
+    def view_copy(storage, like):
+        copy = view_storage(storage, like)
+        device.add([copy] if device.has(like) else [])
+        return copy
+
+    monkeypatch.setattr(memory, "_view_storage", view_copy)
     with device:
         found = addnorm.inspect(model, x)
         shares = addnorm.decompose(model, x).mean_shares()

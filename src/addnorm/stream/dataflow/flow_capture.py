@@ -10,7 +10,8 @@ arguments is restored (snapshot.py).
 
 Wrappers (DTensor, quantized weights) are captured as their inner tensors. Parameters that FSDP gathers are leaves, and the
 operators that gather them are not captured. Memory that is freed during the run cannot be read later: small parameters are copied
-when they are used, the others become NaN.
+when they are used, the others become NaN. Inputs and small parameters are copied after the run, since the caller may change them;
+large parameters are not.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class FlowCapture(InnerOperatorMode):
                 exclusive.frames = others
                 self.flow.result = None
                 self._memory.copy_written()
+                self._memory.copy_leaves(self.flow.leaves)
                 for generator, state in self._generators.items():
                     generator.set_state(state)
         self.flow.result = pytree.tree_map_only(Tensor, self._result_value, result)

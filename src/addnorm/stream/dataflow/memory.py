@@ -7,7 +7,7 @@ another tensor only if their bytes overlap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm._util.torch_internals import FakeTensor
-from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.dataflow.graph import DATA, Value
 
 
 @contextmanager
@@ -62,6 +62,8 @@ class Region(NamedTuple):
             above = s
         return disjoint
 
+
+SMALL = 1 << 18  # most bytes of a memory that is copied after the run
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
@@ -150,6 +152,13 @@ class Memory:
         """Copy the values whose memory was written, since this memory is restored after the run."""
         for key in self._writes if self._contents else ():
             self._save_storage(key)
+
+    def copy_leaves(self, leaves: Iterable[Value]) -> None:
+        """Copy the inputs, and parameters of small memory, which the caller may change after the run."""
+        for value in leaves if self._contents else ():
+            tensor = value.tensor
+            if is_strided(tensor) and (value.kind == DATA or tensor.untyped_storage().nbytes() <= SMALL):
+                self._save_storage(storage_key(tensor))
 
     def _apply_writes(self, tensor: Tensor, value: Value, writes: list[_Write], version: int) -> Value:
         """Return the new value of a tensor after the writes to its memory that follow the first `version` writes."""
