@@ -10,8 +10,8 @@ arguments is restored (snapshot.py).
 
 Wrappers (DTensor, quantized weights) are captured as their inner tensors. Parameters that FSDP gathers are leaves, and the
 operators that gather them are not captured. Memory that is freed during the run cannot be read later: small parameters are copied
-when they are used, the others become NaN. Inputs and small parameters are copied after the run, since the caller may change them;
-large parameters are not.
+when they are used, the others become NaN. Small inputs and parameters are copied after the run, since the caller may change them;
+large ones are not.
 """
 
 from __future__ import annotations

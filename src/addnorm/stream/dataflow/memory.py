@@ -63,7 +63,8 @@ class Region(NamedTuple):
         return disjoint
 
 
-SMALL = 1 << 18  # most bytes of a memory that is copied after the run
+# Most bytes of the memory of a parameter, and of an input, that is copied after the run.
+SMALL, SMALL_INPUT = 1 << 18, 1 << 26
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
@@ -154,10 +155,10 @@ class Memory:
             self._save_storage(key)
 
     def copy_leaves(self, leaves: Iterable[Value]) -> None:
-        """Copy the inputs, and parameters of small memory, which the caller may change after the run."""
+        """Copy inputs and parameters of small memory, which the caller may change after the run."""
         for value in leaves if self._contents else ():
-            tensor = value.tensor
-            if is_strided(tensor) and (value.kind == DATA or tensor.untyped_storage().nbytes() <= SMALL):
+            tensor, most = value.tensor, SMALL_INPUT if value.kind == DATA else SMALL
+            if is_strided(tensor) and tensor.untyped_storage().nbytes() <= most:
                 self._save_storage(storage_key(tensor))
 
     def _apply_writes(self, tensor: Tensor, value: Value, writes: list[_Write], version: int) -> Value:
