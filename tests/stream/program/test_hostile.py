@@ -237,12 +237,16 @@ def test_outputs_without_a_finite_number_are_the_first_reason():
 def test_norm_of_a_sum_of_two_states_keeps_its_program():
     """Of x = N((x + f(h)) + h), the sum of the write and one state is no state: the norm reads both."""
 
-    def run(m, x):
-        for k in range(3):
-            h = m.others[k](x + m.mlps[k](x))
-            x = m.norms[k]((x + m.mlps[k + 3](h)) + h)
-        return x
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f, self.g = (nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D)) for _ in range(2))
+            self.n, self.m = nn.LayerNorm(D), nn.LayerNorm(D)
 
-    found = inspect_steps(run)
+        def forward(self, x):
+            h = self.n(x + self.g(x))
+            return self.m((x + self.f(h)) + h)
+
+    found = addnorm.inspect(nn.Sequential(*(Block() for _ in range(3))), torch.randn(2, 5, D))
     assert (found.wiring, found.closes) == ("b2t", True)
     assert found.program.sizes == [1, 2, 1, 2, 1, 2, 1]
