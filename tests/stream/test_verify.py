@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import addnorm
 from addnorm import Learned, Row, Wiring, wirings
@@ -188,3 +189,39 @@ def test_norm_of_pooled_tokens_is_no_final_norm():
         "the final norm is that in last, of what mean and later operators compute from the tokens, "
         "expected after the last sublayer"
     ]
+
+
+def test_towers_that_do_not_read_each_other_are_no_pair():
+    towers = nn.ModuleList(addnorm.nn.Encoder(2, 16, nhead=2, wiring="deepnorm") for _ in range(2)).eval()
+    towers.forward = lambda x, y: [tower(z).mean(1) for tower, z in zip(towers, (x, y), strict=True)]
+    x = torch.randn(2, 5, 16)
+    assert addnorm.verify(towers, x, x.flip(1), wiring="deepnorm").agrees
+    pair = addnorm.nn.Transformer(2, 2, 16, 2, wiring="deepnorm").eval()
+    assert addnorm.verify(pair, x, x.flip(1), wiring="deepnorm").agrees
+
+
+def test_inputs_of_a_reference_are_in_the_order_of_the_model():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = addnorm.nn.Encoder(2, 16, nhead=2)
+
+        def forward(self, hidden, positions):
+            return self.encoder(hidden + 0.1 * positions)
+
+    class Other(Sum):
+        def forward(self, x, y):
+            return super().forward(x, y)
+
+    class ByName(Sum):
+        def forward(self, *, x, y):
+            return super().forward(x, y)
+
+    model, other = Sum().eval(), Other().eval()
+    other.load_state_dict(model.state_dict())
+    inputs = {name: torch.randn(2, 5, 16) for name in ("positions", "hidden")}
+    assert addnorm.verify(model, **inputs, like=other).agrees
+    with pytest.raises(
+        TypeError, match="like is ByName, expected a model that takes these inputs by name or by position"
+    ):
+        addnorm.verify(model, **inputs, like=ByName().eval())

@@ -63,7 +63,8 @@ def compare_wirings(
 ) -> tuple[Deviation, ...]:
     """Return the deviations of streams from a wiring with one stream, and from an eps, kind and dtype unless these are None."""
     wirings = [wiring] * len(streams)
-    if wiring.pair is not None and len(streams) == 2:  # an encoder and a decoder
+    # Two streams of which neither reads the other are no encoder and decoder. Of a sublayer of another kind that is not known.
+    if wiring.pair is not None and len(streams) == 2 and {"cross-attention", "other"} & _list_kinds(streams):
         wirings = [*wiring.pair(wiring, streams[0].num_layers, streams[1].num_layers)]
     found: list[Deviation] = []
     for stream, expected in zip(streams, wirings, strict=True):
@@ -74,6 +75,10 @@ def compare_wirings(
         norms = [*stream.norms()]
         found += group_differences(compare_norms((("", one) for one in norms), eps, norm), len(norms))
     return tuple(found)
+
+
+def _list_kinds(streams: Sequence[Stream]) -> set[str]:
+    return {site.kind for stream in streams for site in stream.sites if site.role == "branch"}
 
 
 def group_differences(differences: Iterable[tuple[str, str, str, str]], of: int) -> tuple[Deviation, ...]:

@@ -198,7 +198,7 @@ def verify(
             _refuse_split(name, one)
         inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
         inspection = inspection.with_program()
-        reference = _find_states(like, args, kwargs)
+        reference = _find_states(like, args, kwargs, list_parameters(model))
         try:
             return _verify_like(inspection, reference)
         except (LookupError, TypeError, AttributeError) as error:
@@ -342,27 +342,51 @@ def _compare_moved(
     return None
 
 
-def _find_states(like: nn.Module | Inspection | str | Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> States:
+def _find_states(
+    like: nn.Module | Inspection | str | Path, args: tuple[Any, ...], kwargs: dict[str, Any], order: Sequence[str]
+) -> States:
     """Return the states of a reference."""
     if isinstance(like, str | Path):
         return load_states(like)
-    inspection = like if isinstance(like, Inspection) else inspect_reference(like, args, kwargs)
+    inspection = like if isinstance(like, Inspection) else inspect_reference(like, args, kwargs, order)
     return collect_states(inspection.with_program())
 
 
-def inspect_reference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inspection:
-    """Inspect a reference on the inputs of another model: in its own dtype, and by position if its arguments have other names."""
+def inspect_reference(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], order: Sequence[str] = ()
+) -> Inspection:
+    """Inspect a reference on the inputs of another model: in its own dtype, and by position if its arguments have other names.
+
+    Args:
+        model: the reference.
+        args, kwargs: the inputs.
+        order: names of the other model's parameters (`list_parameters`), whatever the order of `kwargs`.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"like is {type(model).__name__}, expected a torch.nn.Module, an Inspection or a path.")
     floats = [p.dtype for p in model.parameters() if p.is_floating_point()]
     args, kwargs = pytree.tree_map_only(
         Tensor, lambda t: t.to(floats[0]) if floats and t.is_floating_point() else t, (args, kwargs)
     )
+    signature = python_inspect.signature(model.forward)
     try:
-        python_inspect.signature(model.forward).bind(*args, **kwargs)
+        signature.bind(*args, **kwargs)
     except TypeError:
-        args, kwargs = (*args, *kwargs.values()), {}
+        names = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
+        args, kwargs = (*args, *(kwargs[name] for name in names)), {}
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"like is {type(model).__name__}, expected a model that takes these inputs by name or by position ({error}): "
+            "pass an Inspection of it."
+        ) from None
     return inspect(model, *args, **kwargs)
+
+
+def list_parameters(model: nn.Module | Inspection) -> list[str]:
+    """Return the names of the parameters of a model's forward; none for an `Inspection`, which has its inputs."""
+    return [*python_inspect.signature(model.forward).parameters] if isinstance(model, nn.Module) else []
 
 
 def _verify_like(inspection: Inspection, reference: States) -> Verification:
