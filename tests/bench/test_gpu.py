@@ -127,6 +127,17 @@ def test_check_refuses_nan_dtype_shape_and_rounded_stream():
             check_call(tried, call)
 
 
+def test_check_counts_the_kept_elements():
+    item = case("layer", "dropout", "float32")
+
+    def keep_all(x, s, w, b):
+        z = x + s / 0.9
+        return F.layer_norm(z, (64,), w, b), z
+
+    with pytest.raises(exactness.WrongError, match=r"dropout 0.1 kept 1.000 of the elements"):
+        check_call(item, keep_all)
+
+
 # Which variants are measured.
 
 
@@ -136,14 +147,16 @@ def test_variants_are_chosen_by_limit_and_request():
         (case(job="dropout"), {"flash_attn"}), (case(dtype="mixed"), {"flash_attn", "quack"}), (case(), {*PEERS}),
         (case("layer"), {"flash_attn"}), (case("rms", "backward", "float32", 1, 32768), {"liger", "quack"}),
     ):  # fmt: skip
-        assert {*peers.choose(item)} == {"eager", "compile", "addnorm", *expected}
-    assert peers.choose(case("layer"), ["addnorm", "flash_attn", "quack"]) == ["flash_attn", "addnorm"]
+        assert {*peers.choose(item.but(device="cuda"))} == {"eager", "compile", "addnorm", *expected}
+        assert {*peers.choose(item)} == {"eager", "compile", "addnorm"}  # the others run on CUDA alone
+    requested = ["addnorm", "flash_attn", "quack"]
+    assert peers.choose(case("layer").but(device="cuda"), requested) == ["flash_attn", "addnorm"]
     assert peers.list_versions() == dict.fromkeys(PEERS, "of unknown version")
 
 
 def test_missing_peers_are_not_chosen(monkeypatch):
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
-    assert peers.choose(case()) == ["eager", "compile", "addnorm"]
+    assert peers.choose(case().but(device="cuda")) == ["eager", "compile", "addnorm"]
     assert peers.list_versions() == dict.fromkeys(PEERS)
 
 

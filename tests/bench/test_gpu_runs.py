@@ -135,7 +135,7 @@ def test_targets_count_their_cases():
     assert (call["value"], call["cells"]) == (30 / 33, 1)  # not of the small case
     unmeasured = by_name["device time over torch.compile's: highest"]
     assert (unmeasured["value"], unmeasured["met"], unmeasured["cells"]) == (None, None, 0)
-    wrong = by_name["cells in which addnorm is wrong or fails"]
+    wrong = by_name["cases in which addnorm is wrong or fails"]
     assert (wrong["value"], wrong["met"]) == (1, False)
 
 

@@ -86,6 +86,7 @@ def test_stopped_run_keeps_its_cases_and_continues():
     assert again["rows"][:4] == document["rows"]
     assert len(again["rows"]) == 6
     assert (again["load"], again["seconds"] > document["seconds"]) == (2.5, True)  # the larger load
+    assert harness.run(BENCHMARK, earlier=again)["rows"] == again["rows"]  # nothing is left
     case = Case(norms=("layer", "rms"))
     assert Case(**json.loads(json.dumps(vars(case)))) == case
 
@@ -118,8 +119,8 @@ def test_run_of_another_environment_is_not_continued(tmp_path):
     here, path = environment.describe(), tmp_path / "small.json"
     assert harness.find_earlier(path, here) is None
     for change, error in (
-        ({"protocol": {"rounds": 4}}, None), ({"commit": "other"}, "small.partial.json has commit other, unlike this run: measure again"),
-        ({"device": {"name": "Some GPU"}}, "has device {'name': 'Some GPU'}, unlike"), ({"versions": {}}, "has versions {}, unlike"),
+        ({"protocol": {"rounds": 4}}, None), ({"commit": "other"}, "small.partial.json has commit other, expected a+: measure again"),
+        ({"device": {"name": "Some GPU"}}, "has device {'name': 'Some GPU'}, expected"), ({"versions": {}}, "has versions {}, expected"),
     ):  # fmt: skip
         harness.write({**here, "complete": False, **change}, path)
         if error is None:
@@ -266,7 +267,8 @@ def test_busy_machine_or_changed_checkout_is_not_published(
 def test_script_selects_lists_and_writes_parts_elsewhere(call, tmp_path):
     assert call("--list", "--rows", "3", "1")[1] == "1 rows\n3 rows\n"
     assert call("--rows", "7") == (2, "", "bench_small.py: no case of the plan has rows 7\n")
-    assert call("--job", "backward")[0] == 2
+    for wrong in (("--job", "backward"), ("--rounds", "0"), ("--rows", "-1")):
+        assert call(*wrong)[0] == 2
     seen = []
     code, _, _ = call(
         "--rows", "2", "--no-fast", "--json", str(tmp_path / "results/part.json"),

@@ -149,6 +149,19 @@ def test_mean_has_no_gradient_of_a_factor_of_the_add(name, x):
             y.sum().backward()
 
 
+def test_mean_of_two_forwards_before_one_backward(x):
+    model = make_steps(lambda m, x: m.last(x + m.gates[0](m.norms[0](x))))
+    (site,) = addnorm.inspect(model, x).sites
+    longer = torch.cat([x, 2.0 * x], 1)
+    with addnorm.ablate(site, "mean"):
+        alone = [run(model, one)[1:] for one in (x, longer)]
+        model.zero_grad()
+        outputs = [model(one) for one in (x, longer)]
+        sum((y * noise(*y.shape, seed=3)).sum() for y in outputs).backward()
+    for p, *parts in zip(model.parameters(), *alone, strict=True):
+        torch.testing.assert_close(torch.zeros_like(p) if p.grad is None else p.grad, sum(parts))
+
+
 def test_mean_of_a_transposed_write_in_place(x):
     def add(x, f, takes_mean=False):
         f = f.transpose(0, 1).contiguous().transpose(0, 1)

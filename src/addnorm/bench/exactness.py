@@ -11,6 +11,7 @@ quarter of the elements. Source: LlamaRMSNorm, GemmaRMSNorm and T5LayerNorm of t
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
@@ -40,6 +41,7 @@ GRADIENTS = (
 )  # in the order of the arguments
 # Relative L2 errors: a correct variant stays far below them, whatever its order of rounding; a wrong formula does not.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float64: 1e-10}
+SIGMAS = 6.0  # allowed deviation of the share of kept elements
 
 
 def results(case: Case, call: Call, tensors: Set) -> dict[str, Tensor]:
@@ -125,7 +127,7 @@ def check(case: Case, call: Call, tensors: Set) -> dict[str, float]:
     A stream that was rounded too coarsely has an error of its own. The dropout mask comes from z.
 
     Raises:
-        WrongError: an output has another dtype or shape, or an error exceeds its tolerance.
+        WrongError: an output has another dtype or shape, an error exceeds its tolerance, or dropout drops another share.
     """
     named, dtypes, most = results(case, call, tensors), DTYPES[case.dtype], tolerances(case)
     for name, dtype in (("y", dtypes.branch), ("z", dtypes.stream)):
@@ -140,6 +142,10 @@ def check(case: Case, call: Call, tensors: Set) -> dict[str, float]:
     ]
     if wrong:
         raise WrongError(f"{'; '.join(wrong)} (relative, against float64)")
+    if JOBS[case.job].dropout:
+        share, elements = dropout_mask(tensors, named["z"]).mean().item(), named["z"].numel()
+        if abs(share - (1 - DROPOUT)) > SIGMAS * math.sqrt(DROPOUT * (1 - DROPOUT) / elements):
+            raise WrongError(f"dropout {DROPOUT:g} kept {share:.3f} of the elements")
     return relative
 
 

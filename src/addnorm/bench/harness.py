@@ -134,7 +134,8 @@ def run(
     options = {"rounds": benchmark.rounds, **options}
     meter, start, before = environment.LoadMeter(), time.monotonic(), torch.get_num_threads()
     results: Results = {part: [*earlier.get(part, [])] for part in benchmark.parts}
-    done = [Case(**values) for values in earlier.get("cells", [])]
+    is_finished = earlier.get("ended") == "done"  # its document does not list the cases
+    done = [*chosen] if is_finished else [Case(**values) for values in earlier.get("cells", [])]
     threads = max([case.threads for case in chosen if "threads" in vars(case)] or [benchmark.threads])
 
     def find_left() -> list[Case]:
@@ -229,9 +230,10 @@ def find_earlier(path: Path, here: Document) -> Document | None:
         return None
     document = read(earlier)
     for name in ("device", "versions", "commit"):
-        if document.get(name) != here.get(name):
+        theirs, mine = document.get(name), here.get(name)
+        if theirs != mine:
             remedy = "measure again without --resume, or choose another --json"
-            raise ValueError(f"{earlier.name} has {name} {document.get(name)}, unlike this run: {remedy}")
+            raise ValueError(f"{earlier.name} has {name} {theirs}, expected {mine}: {remedy}")
     return document
 
 
@@ -252,6 +254,7 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None) -> int:
     given = _parser(benchmark).parse_args(words)
     selected = {name: some for name in benchmark.fields if name != "threads" and (some := getattr(given, name))}
     (device,) = selected.get("device", [benchmark.device])
+    is_trial = device != benchmark.device == "cuda"  # times of a CPU in place of a GPU's
     name = benchmark.name if device == benchmark.device else f"{benchmark.name}_{device}"
     results = Path(sys.argv[0]).parent / "results" / f"{name}.json"
     if given.judge:
@@ -259,8 +262,10 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None) -> int:
         write({**stored, **benchmark.judge(stored)}, results)
         return 0
     options = {"rounds": given.rounds, **{name: getattr(given, name) for name in benchmark.options}}
-    is_part = {*selected} - {"device"} or any(
-        options[name] for name, value in benchmark.options.items() if value is not True
+    is_part = (
+        is_trial
+        or {*selected} - {"device"}
+        or any(options[name] for name, value in benchmark.options.items() if value is not True)
     )
     path = given.json or (Path(tempfile.gettempdir()) / f"addnorm-{results.name}" if is_part else results)
     try:
@@ -294,8 +299,8 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None) -> int:
 
 def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("--threads", type=int, help="number of threads of torch")
-    parser.add_argument("--rounds", type=int, default=benchmark.rounds, help=f"(default {benchmark.rounds})")
+    parser.add_argument("--threads", type=_positive, help="number of threads of torch")
+    parser.add_argument("--rounds", type=_positive, default=benchmark.rounds, help=f"(default {benchmark.rounds})")
     parser.add_argument(
         "--budget", type=float, default=benchmark.budget, help="seconds after which no case begins; 0: none"
     )
@@ -309,17 +314,27 @@ def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     parser.add_argument("--commit", help="commit of the sources, if they are a copy and no checkout")
     parser.add_argument("--list", action="store_true", help="list the cases and measure nothing")
     for name in benchmark.fields:
-        values = [getattr(case, name) for case in benchmark.plan() if hasattr(case, name)]
+        values = [*dict.fromkeys(getattr(case, name) for case in benchmark.plan() if hasattr(case, name))]
         if name == "device":
             parser.add_argument("--device", nargs=1, choices=("cpu", "cuda"))
         elif name != "threads":
-            parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", type=type(values[0]), help="only these cases")
+            kind = type(values[0])
+            words = {"choices": values} if kind is str else {"type": _positive if kind is int else float}
+            parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", help="only these cases", **words)
     for name, value in benchmark.options.items():
         if value is True:
             parser.add_argument(f"--no-{name}", dest=name, action="store_false")
         else:
             parser.add_argument(f"--{name}", nargs="+", choices=value)
     return parser
+
+
+def _positive(text: str) -> int:
+    """Parse a whole number from 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
 
 
 def report(benchmark: Benchmark, document: Document) -> Iterator[str]:

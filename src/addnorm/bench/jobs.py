@@ -123,7 +123,7 @@ class Set(NamedTuple):
 def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
     """Return random tensors, the same in every run.
 
-    With dropout no element of the branch is small, even with its bias, so that z shows the dropped ones (`proofs.dropout_mask`).
+    With dropout no element of the branch is small, even with its bias, so that z shows the dropped ones.
     """
     rng = torch.Generator(device).manual_seed(0)
     dtypes, job = DTYPES[case.dtype], JOBS[case.job]

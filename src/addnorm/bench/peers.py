@@ -169,7 +169,7 @@ def list_versions() -> dict[str, str | None]:
 
 
 def choose(case: Case, requested: Sequence[str] | None = None) -> list[str]:
-    """Return the `requested` variants (None: all) that are installed and support the case."""
+    """Return the `requested` variants (None: all) that are installed and support the case and its device."""
     named = requested or [*VARIANTS]
-    missing = [name for name, version in list_versions().items() if version is None]
+    missing = [name for name, version in list_versions().items() if version is None or case.device != "cuda"]
     return [name for name, one in VARIANTS.items() if name in named and name not in missing and one.fits(case)]

@@ -224,7 +224,7 @@ def differentiate(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of a formula's arguments in a graph of their own, without autocast.
 
-    `create_graph=True` needs it, and a batch of gradients, for which an operator of this library has no rule.
+    `create_graph=True` and batches of gradients need it. For the latter the operators of this library have no rule.
 
     Args:
         compute: the formula, which returns tensors; None for one that is left out.

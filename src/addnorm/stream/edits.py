@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -160,7 +161,8 @@ class AddEdit(WriteEdit):
             )
         node = (out if base is None else base).grad_fn  # in place through a view torch sets the node of the base
         if node is not None:
-            node.register_hook(self._change_gradients)
+            # Of this forward: the backward may follow later ones.
+            node.register_hook(partial(self._change_gradients, self._scaled, self._factors, self._shape))
 
     def _weight_is_differentiated(self, out: Tensor) -> bool:
         """Return whether a weight of lerp has a gradient: it depends on the write, and autograd holds the unchanged write."""
@@ -187,20 +189,22 @@ class AddEdit(WriteEdit):
             return args
         return (operands, *args[1:]) if self.stacked else tuple(operands)
 
-    def _change_gradients(self, grads: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
-        if any(k in self._factors and grad is not None for k, grad in enumerate(grads)):
+    def _change_gradients(
+        self, scaled: list[int], factors: list[int], shape: Any, grads: tuple[Tensor | None, ...], _: Any
+    ) -> tuple[Tensor | None, ...]:
+        if any(k in factors and grad is not None for k, grad in enumerate(grads)):
             raise RuntimeError(
                 f"mode is 'mean', expected 'zero' for a gradient of the factor of {self.site.id!r}: autograd holds the unchanged "
                 "write."
             )
         return tuple(
-            self._change_gradient(grad) if k in self._scaled and grad is not None else grad
+            self._change_gradient(grad, shape) if k in scaled and grad is not None else grad
             for k, grad in enumerate(grads)
         )
 
-    def _change_gradient(self, grad: Tensor) -> Tensor:
+    def _change_gradient(self, grad: Tensor, shape: Any) -> Tensor:
         """Return the gradient of the write: the function is its own adjoint. In place the gradient is that of the base."""
-        return self.change_write(grad.reshape(self._shape or grad.shape)).reshape(grad.shape)
+        return self.change_write(grad.reshape(shape or grad.shape)).reshape(grad.shape)
 
 
 def list_writes(site: Site) -> list[Sublayer]:

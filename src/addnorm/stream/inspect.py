@@ -70,7 +70,7 @@ POOLED = "no norm reads the tokens at the end of the stream: the norm in {} read
 NO_NUMBERS = Unknown(
     "the model", "no number of its output is finite, so no equation can be proven: call it with other inputs"
 )
-NO_MATRICES = "its matrices were not found, so it may be a wiring of several streams, such as x0_residual"
+NO_MATRICES = "no wiring has the matrices of its mix: it may be a wiring of several streams, such as x0_residual"
 RESI_DUAL = "a second stream has the same writes and no norms; the output is the sum of both"
 
 
@@ -189,17 +189,19 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
 
     If the program has a wiring of the catalog, it takes the place of the streams, unless these have rows that close and it has
     rows too. A program of several streams without a wiring is added to an inspection that is not clear, and takes the place of
-    streams without a wiring. A program of a part of the model is a reason why this is not understood.
+    streams without a wiring. A program of a part of the model is a reason why this is not understood. A stream that mixes in an
+    earlier state loses its name, unless a program with a name has its matrices.
     """
     with torch.no_grad():
         mixed = [stream for stream in inspection.streams if naming.SCALED_SKIP in stream.remarks]
         program = find_program(flow, {stream.width for stream in mixed} or None)
-        if program is None:
-            for stream in mixed:  # its matrices would tell its wiring
-                stream.wiring, stream.remarks = None, (*stream.remarks, NO_MATRICES)
-            return inspection
-        if not as_program:
+        if program is not None and not as_program:
             identify(program)
+        if program is None or program.outside or (program.wiring is None and not as_program):
+            for stream in mixed:  # only its matrices determine its wiring
+                stream.wiring, stream.remarks = None, (*stream.remarks, NO_MATRICES)
+        if program is None:
+            return inspection
     is_several = program.wiring is None and max(program.sizes) > 1 and not inspection.closes
     if program.outside:
         is_new = not inspection.closes and (is_several or (program.wiring is not None and not program.wiring.has_rows))

@@ -182,7 +182,7 @@ def save_states(inspection: Inspection, path: str | Path) -> Path:
         The path.
 
     Raises:
-        ValueError: the inspection has no stream, or that of an empty batch.
+        ValueError: the inspection has no stream, or is that of an empty batch.
 
     Example:
         >>> import tempfile

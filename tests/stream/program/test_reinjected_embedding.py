@@ -122,6 +122,14 @@ def test_mix_without_matrices_has_no_name():
     assert verified.unproven
 
 
+def test_mix_beside_another_stack_has_no_name():
+    parts = nn.ModuleList([_Reinjected(), addnorm.nn.Encoder(2, D, nhead=2)]).eval()
+    parts.forward = lambda ids, x: [parts[0](ids), parts[1](x)]
+    found = addnorm.inspect(parts, IDS, torch.randn(2, 5, D))
+    assert [stream.wiring and stream.wiring.name for stream in found.streams] == [None, "pre_ln"]
+    assert "it may be a wiring of several streams" in found.streams[0].remarks[-1]
+
+
 @pytest.mark.parametrize("layers", [2, 3])
 def test_inspect_names_x0_residual_without_backout(layers):
     wiring = addnorm.wirings.x0_residual(backout=0.0)

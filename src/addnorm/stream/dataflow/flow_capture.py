@@ -93,10 +93,10 @@ class FlowCapture(InnerOperatorMode):
             finally:
                 exclusive.frames = others
                 self.flow.result = None
-                self._memory.copy_written()
-                self._memory.copy_leaves(self.flow.leaves)
                 for generator, state in self._generators.items():
                     generator.set_state(state)
+                self._memory.copy_written()
+                self._memory.copy_leaves(self.flow.leaves)
         self.flow.result = pytree.tree_map_only(Tensor, self._result_value, result)
         self._replace_freed()
         return self.flow

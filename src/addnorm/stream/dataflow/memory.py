@@ -64,7 +64,7 @@ class Region(NamedTuple):
 
 
 # Most bytes of the memory of a parameter, and of an input, that is copied after the run.
-SMALL, SMALL_INPUT = 1 << 18, 1 << 26
+MAX_PARAMETER_BYTES, MAX_INPUT_BYTES = 1 << 18, 1 << 26
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
@@ -157,7 +157,7 @@ class Memory:
     def copy_leaves(self, leaves: Iterable[Value]) -> None:
         """Copy inputs and parameters of small memory, which the caller may change after the run."""
         for value in leaves if self._contents else ():
-            tensor, most = value.tensor, SMALL_INPUT if value.kind == DATA else SMALL
+            tensor, most = value.tensor, MAX_INPUT_BYTES if value.kind == DATA else MAX_PARAMETER_BYTES
             if is_strided(tensor) and tensor.untyped_storage().nbytes() <= most:
                 self._save_storage(storage_key(tensor))
 
