@@ -190,14 +190,14 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
     If the program has a wiring of the catalog, it takes the place of the streams, unless these have rows that close and it has
     rows too. A program of several streams without a wiring is added to an inspection that is not clear, and takes the place of
     streams without a wiring. A program of a part of the model is a reason why this is not understood. A stream that mixes in an
-    earlier state loses its name, unless a program with a name has its matrices.
+    earlier state loses its name if no program has all of the model.
     """
     with torch.no_grad():
         mixed = [stream for stream in inspection.streams if naming.SCALED_SKIP in stream.remarks]
         program = find_program(flow, {stream.width for stream in mixed} or None)
         if program is not None and not as_program:
             identify(program)
-        if program is None or program.outside or (program.wiring is None and not as_program):
+        if program is None or program.outside:
             for stream in mixed:  # only its matrices determine its wiring
                 stream.wiring, stream.remarks = None, (*stream.remarks, NO_MATRICES)
         if program is None:
