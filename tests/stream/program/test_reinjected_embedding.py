@@ -107,7 +107,8 @@ def test_order_of_the_dimensions_does_not_change_the_wiring(order, backout):
     tables, cotangents = [], torch.randn(2, 5, D)
     for one in (model, plain):
         with addnorm.record(one, tokens=mask) as rec:
-            (one(IDS) * cotangents).sum().backward()  # of a normed output the sum of squares has no gradient but round-off
+            # Of a normed output the sum of squares has no gradient but round-off.
+            (one(IDS) * cotangents).sum().backward()
         tables.append({tuple(row[:-1]): row[-1] for row in rec.table()})
     assert tables[0] == pytest.approx(tables[1], rel=1e-4, abs=1e-6, nan_ok=True)
 
