@@ -19,7 +19,7 @@ from torch import Tensor
 
 from addnorm.bench.case import Case, Document, Results, Row, grid
 from addnorm.bench.harness import Benchmark, main
-from addnorm.bench.pages import headline, markdown
+from addnorm.bench.pages import markdown
 from addnorm.lab import Run, Text, measure, python_docs
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, one_thread
@@ -174,6 +174,7 @@ CLAIMS: tuple[Claim, ...] = (
 def rates_section(document: Document) -> str:
     """Return the table of the losses: a line a depth and wiring, a column a learning rate; the best one in bold."""
     results, protocol = document["results"], document["protocol"]
+    source = f"torch {document['versions']['torch']}, commit {document['commit'][:10]}, {document['date'][:10]}"
     table = markdown(
         {"wiring": f"`{wiring}`", "L": f"{n}",
          **{f"rate {row['lr']:g}": claims.mark_best(claims.in_short(row["loss"]), row, rows) for row in rows}}
@@ -181,7 +182,7 @@ def rates_section(document: Document) -> str:
     )  # fmt: skip
     return (
         f"{table}\n\nTest loss in nats a character after {protocol['steps']} steps, the mean of {len(protocol['seeds'])} seeds, "
-        f"without warm-up; {claims.explain_losses(document)} {headline(document)}."
+        f"without warm-up; {claims.explain_losses(document)} {source}."
     )
 
 

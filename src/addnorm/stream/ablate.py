@@ -106,8 +106,8 @@ def _edit_write(site: Site | ProgramSite, s: float, takes_mean: bool = False) ->
     def begin(mode: ObserverMode, args: Any, kwargs: Any) -> bool:
         if has_transform():
             raise RuntimeError(
-                f"the model with an edit of {site.id!r} runs inside torch.func or forward-mode AD, expected outside: "
-                "torch.autograd.grad has its gradients."
+                f"the model with an edit of {site.id!r} runs inside torch.func or forward-mode AD, expected neither: "
+                "compute gradients with torch.autograd.grad."
             )
         for edit in edits:
             mode.editors[edit.op.address].append(edit)
