@@ -61,7 +61,7 @@ class Dual(Model):
 
 
 @pytest.mark.parametrize("s", [0.0, 0.5])
-def test_both_streams_of_residual_lose_the_write(x, s):
+def test_both_streams_of_resi_dual_lose_the_write(x, s):
     model = Dual()
     assert addnorm.inspect(model, x).wiring == "resi_dual"
     assert_scaled(model, 1, s, x)

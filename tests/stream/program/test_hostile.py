@@ -19,7 +19,7 @@ from support.stream_steps import X, fused_tokens, inspect_steps
 D = 16
 
 
-def test_what_rows_do_not_describe_is_no_program_of_one_stream():
+def test_gates_and_written_tokens_are_no_program():
     """A gate after a norm is no part of f, and tokens that are written apart are no streams."""
     cases = [random_model(seed) for seed in seeds_of("condition: gate of a sandwich", 2)]
     gates = [addnorm.inspect(case.model, *case.inputs) for case in cases]
