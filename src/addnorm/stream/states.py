@@ -43,6 +43,8 @@ RANDOM = (
     "use evaluation mode, and inspect again"
 )
 FAILED = "its operators cannot run on the reference's values, as if these choose other experts ({})"
+OF_ONE_SUBLAYER = ("read", "branch", "norm_branch")  # the terms that no other sublayer of a sum shares
+MAX_PARALLEL = 6  # sublayers of one sum whose orders are all tried
 States = Mapping[str, Any]
 Orders = tuple[tuple[int, ...], tuple[int, ...]]  # of the dimensions of a reference's tensor, and of the model's
 
@@ -225,6 +227,41 @@ def load_states(path: str | Path) -> States:
     if not isinstance(states, dict) or (states.get("schema"), states.get("schema_version")) != (SCHEMA, 1):
         raise ValueError(f"like is {str(path)!r}, expected a file of `addnorm record --states`, of this version.")
     return states
+
+
+def match_parallel(inspection: Inspection, reference: States) -> States:
+    """Return the states with parallel sublayers in the model's order: equal kinds first, then the nearest sizes of the outputs.
+
+    The reference may have run the sublayers of one sum in another order.
+    """
+    theirs, terms = reference["inspection"], dict(reference["terms"])
+    streams = [*theirs["streams"]]
+    for k, (stream, their) in enumerate(zip(inspection.streams, streams, strict=False)):
+        sites = their["sites"]
+        if len(stream.sites) != len(sites):
+            continue
+        order = [*_order_sites(stream.sites, sites, [terms[f"{k}.{j}.branch"] for j in range(len(sites))])]
+        for j, i in enumerate(order):
+            terms |= {f"{k}.{j}.{name}": reference["terms"].get(f"{k}.{i}.{name}") for name in OF_ONE_SUBLAYER}
+        streams[k] = their | {"sites": [sites[i] for i in order]}
+    return {**reference, "inspection": theirs | {"streams": streams}, "terms": terms}
+
+
+def _order_sites(ours: Sequence[Site], theirs: Sequence[dict[str, Any]], branches: Sequence[Tensor]) -> Iterator[int]:
+    """Yield the index of each of our sublayers in a reference, whose outputs are `branches`."""
+    sizes = [float(branch.double().norm()) for branch in branches]
+    start = 0
+    while start < len(ours):
+        group = range(start, min(start + ours[start].parallel, len(ours)))
+
+        def mismatch(order: Sequence[int], group: range = group) -> tuple[int, float]:
+            pairs = [(ours[j], i) for j, i in zip(group, order, strict=True)]
+            kinds = sum(own.kind != theirs[i]["kind"] for own, i in pairs)
+            return kinds, sum(abs(float(own.sublayer.raw.tensor.double().norm()) - sizes[i]) for own, i in pairs)
+
+        is_same_sum = len(group) <= MAX_PARALLEL and all(theirs[i]["parallel"] == len(group) for i in group)
+        yield from min(permutations(group), key=mismatch) if is_same_sum else group
+        start = group.stop
 
 
 # Longer than 60 lines, since each step needs what the terms before it have left.

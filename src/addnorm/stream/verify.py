@@ -29,7 +29,7 @@ from addnorm.stream.inspection import Inspection
 from addnorm.stream.program.cuts import find_leaves
 from addnorm.stream.program.deviations import RULE, Difference, compare_program, compare_program_norms
 from addnorm.stream.program.result import Program
-from addnorm.stream.states import States, TermError, collect_states, load_states, measure_terms
+from addnorm.stream.states import States, TermError, collect_states, load_states, match_parallel, measure_terms
 from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
 NO_PROGRAM = "its rows have no known wiring, and no other streams were found"
@@ -391,6 +391,7 @@ def list_parameters(model: nn.Module | Inspection) -> list[str]:
 
 def _verify_like(inspection: Inspection, reference: States) -> Verification:
     """Compare a model with the states of a reference."""
+    reference = match_parallel(inspection, reference)
     theirs = reference["inspection"]
     unknown = [Unknown(**part) for part in theirs["unknown"]]
     unproven = inspection.unknown or tuple(replace(part, reason=f"{part.reason} (the reference)") for part in unknown)
