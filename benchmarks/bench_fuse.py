@@ -33,10 +33,10 @@ CASES = grid(
     dtype=("float32", "bfloat16"),
 ) + grid(
     model=models.DECODERS,
-    job__batch__tokens=(("inference", 1, 256), ("decode", 1, 1), ("training", 1, 256)),
+    job__batch__tokens=(("inference", 1, 512), ("decode", 1, 1), ("training", 1, 512)),
     dtype=("float32", "bfloat16"),
 ) + grid(
-    model=(models.STREAMS,), job__batch__tokens=(("inference", 1, 256), ("training", 1, 256)), dtype=("float32", "bfloat16"),
+    model=(models.STREAMS,), job__batch__tokens=(("inference", 1, 512), ("training", 1, 512)), dtype=("float32", "bfloat16"),
 )  # fmt: skip
 # Cases with Inductor, which compiles for a minute.
 has_inductor = has(model=models.MINILM, job="inference", batch=8, tokens=128, dtype="float32")

@@ -1,9 +1,9 @@
-"""Whole encoders: fused, in plain PyTorch, as torch.nn.TransformerEncoder, and compiled. Writes results/stack.json.
+"""Whole encoders and decoders: fused, in plain PyTorch, as torch.nn.TransformerEncoder, compiled. Writes results/stack.json.
 
 All three have equal weights. `plain` is what most people write, x = x + f(norm(x)) or x = norm(x + f(x)), with torch.nn.LayerNorm
 over the very modules of addnorm's attention and feed-forward: it differs in the Add & Norm and in nothing else. `torch` is
-PyTorch's module, in inference with its fast path. Encoders of several streams have the equations in torch's operators as `plain`.
-Ratios are taken round by round. README.md in this folder has the protocol.
+PyTorch's module, in inference with its fast path. Decoders have RMSNorm, which `plain` writes out. Encoders of several streams
+have the equations in torch's operators as `plain`. Ratios are taken round by round. README.md in this folder has the protocol.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
-from stacks import HEAD_DIM, JOBS, LAYERS, Plain, encoder
+from stacks import HEAD_DIM, JOBS, LAYERS, PAST, Plain, decode, decoder, encoder
 from torch import nn
 
 from addnorm import nn as addnorm_nn
@@ -27,11 +27,17 @@ SECONDS = 8.0  # of all rounds of a case
 PEERS = {"plain": "plain PyTorch", "torch": "torch.nn.TransformerEncoder"}
 COMPILED = ", compiled"
 ONE_STREAM = ("pre_ln", "post_ln")
+DECODERS = {"pre_ln": "pre_ln, like Llama and Qwen", "sandwich": "sandwich, like Gemma"}
 STREAMS = ("hyper_connections", "mhc", "attention_residuals")
 has_inductor = has(wiring=STREAMS, batch=8, tokens=128, d=256)  # one size, since each takes minutes
+COMMON = {"norm": ("layer",), "dtype": ("float32",)}
 CASES = grid(
-    wiring=ONE_STREAM, job=JOBS, d=(64, 256, 768), batch__tokens=((1, 1), (1, 128), (16, 128))
-) + grid(wiring=STREAMS, job=("training",), d=(256, 768), batch__tokens=((1, 128), (8, 128)))  # fmt: skip
+    wiring=ONE_STREAM, **COMMON, job=JOBS, d=(64, 256, 768), batch__tokens=((1, 1), (1, 128), (16, 128))
+) + grid(
+    wiring=DECODERS, norm=("rms",), dtype=("float32", "bfloat16"), d=(512,),
+    job__batch__tokens=(("inference", 1, 512), ("decode", 1, 1), ("training", 1, 512)),
+) + grid(wiring=STREAMS, **COMMON, job=("training",), d=(256, 768), batch__tokens=((1, 128), (8, 128)))  # fmt: skip
+is_encoder, is_decoder = has(wiring=ONE_STREAM, norm="layer"), has(norm="rms")
 
 
 def variants(case: Case) -> dict[str, nn.Module]:
@@ -41,6 +47,9 @@ def variants(case: Case) -> dict[str, nn.Module]:
         for name, parameter in ours.named_parameters():
             if "coefficients" in name:  # at first the streams are equal and the gates constant
                 parameter.data += 0.02 * torch.randn_like(parameter)
+        return {"addnorm": ours, "plain": Plain(ours.stack)}
+    if is_decoder(case):
+        ours = decoder(case.d, case.wiring, getattr(torch, case.dtype))
         return {"addnorm": ours, "plain": Plain(ours.stack)}
     pre = case.wiring == "pre_ln"
     layer = nn.TransformerEncoderLayer(
@@ -61,19 +70,22 @@ def measure(case: Case, *, rounds: int) -> Results:
     """
     torch.manual_seed(0)
     training = case.job == "training"
-    x, dy = (torch.randn(case.batch, case.tokens, case.d) for _ in range(2))
+    dtype = getattr(torch, case.dtype)
+    x, dy, past = (torch.randn(case.batch, n, case.d, dtype=dtype) for n in (case.tokens, case.tokens, PAST))
     modules = {name: module.train(training) for name, module in variants(case).items()}
     if has_inductor(case):
         torch._dynamo.reset()
         compiled: dict[str, Any] = {f"{name}{COMPILED}": torch.compile(m, dynamic=False) for name, m in modules.items()}
         modules |= compiled
+    functions = {name: decode(module, past) if case.job == "decode" else module for name, module in modules.items()}
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05  # 13 roundings of 2^-8, of up to 10 norms one after the other
     with torch.no_grad():
-        expected = modules["addnorm"](x)
-        for module in modules.values():
-            torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-4)
+        expected = functions["addnorm"](x)
+        for function in functions.values():
+            torch.testing.assert_close(function(x), expected, rtol=tolerance, atol=tolerance)
     calls = {
-        name: timing.step(module, [x], dy, [x.requires_grad_(), *module.parameters()] if training else [])
-        for name, module in modules.items()
+        name: timing.step(function, [x], dy, [x.requires_grad_(), *modules[name].parameters()] if training else [])
+        for name, function in functions.items()
     }
     rows = timing.measure(case, calls, rounds, seconds=SECONDS, peer="addnorm")
     for row in rows:
@@ -89,7 +101,8 @@ def speed(peer: str, rows: Rows) -> float | None:
 
 
 TARGETS = [
-    target for job, title in JOBS.items() for peer, name in PEERS.items() for where in [has(wiring=ONE_STREAM, job=job)]
+    target for job, title in JOBS.items() for peer, name in PEERS.items()
+    for where in [has(wiring=ONE_STREAM, norm="layer", job=job)]
     for target in (
         Target(f"{title}: lowest, against {name}", ">=", 0.98, partial(speed, peer), min, where,
                why="a stack costs no more than its sublayers; 0.02 is noise"),
@@ -98,8 +111,14 @@ TARGETS = [
     )
 ] + [
     Target(f"saved bytes: highest share of {name}'s", "<=", None, ratio(peer, "addnorm", "saved_bytes"), max,
-           has(wiring=ONE_STREAM, job="training"))
+           has(wiring=ONE_STREAM, norm="layer", job="training"))
     for peer, name in PEERS.items()
+] + [
+    Target(f"decoders with RMSNorm: {word}", ">=", bound, partial(speed, "plain"), statistic, is_decoder, why=why)
+    for word, bound, statistic, why in (
+        ("lowest", 0.98, min, "a stack costs no more than its sublayers; 0.02 is noise"),
+        ("mean", 1.03, geometric_mean, "plain PyTorch writes the norm out: square, mean and products each read the stream"),
+    )
 ] + [
     target for wiring in STREAMS for where in [has(wiring=wiring)] for target in (
         Target(f"{wiring}: lowest, against plain PyTorch", ">=", 1.0, partial(speed, "plain"), min, where, why="never slower"),
@@ -126,9 +145,26 @@ def section(document: Document) -> str:
             {"compared with": name, "batch x tokens x d": f"{case.batch} x {case.tokens} x {case.d}"},
             {f"{case.wiring}, {JOBS[case.job]}": f"{interval(rows[peer], inverse=True)} ({pair(rows, peer, 'median_us')})"},
         )
-        for peer, name in PEERS.items() for case, rows in BENCHMARK.by_case(document).items() if case.wiring in ONE_STREAM
+        for peer, name in PEERS.items() for case, rows in BENCHMARK.by_case(document).items() if is_encoder(case)
     )  # fmt: skip
     return f"Times as fast (95% interval; median microseconds: addnorm / the other):\n\n{markdown(lines)}"
+
+
+def decoders_section(document: Document) -> str:
+    """Return the table of decoders with RMSNorm: a line a wiring and dtype, a column a job."""
+    titles = {
+        "inference": "prefill of 512 tokens",
+        "decode": f"one token after {PAST} in the cache",
+        "training": JOBS["training"],
+    }
+    lines = merge(
+        (
+            {"decoder": DECODERS[case.wiring], "dtype": case.dtype},
+            {titles[case.job]: f"{interval(rows['plain'], inverse=True)} ({pair(rows, 'plain', 'median_us')})"},
+        )
+        for case, rows in BENCHMARK.by_case(document).items() if is_decoder(case)
+    )  # fmt: skip
+    return f"Times as fast as plain PyTorch (95% interval; median microseconds: addnorm / plain):\n\n{markdown(lines)}"
 
 
 def targets(document: Document, streams: bool = False) -> str:
@@ -153,10 +189,10 @@ def streams_section(document: Document) -> str:
 
 BENCHMARK = Benchmark(
     "stack", CASES, measure, targets=TARGETS,
-    protocol={"layers": LAYERS, "head_dim": HEAD_DIM, "dim_feedforward": "4 d", "dropout": 0.0, "dtype": "float32",
+    protocol={"layers": LAYERS, "head_dim": HEAD_DIM, "dim_feedforward": "4 d, with SwiGLU 8/3 d", "dropout": 0.0, "past": PAST,
               "cell_seconds": SECONDS},
-    sections={"docs/performance.md#stack": section, "docs/performance.md#stack-targets": targets,
-              "docs/several_streams.md#stack-streams": streams_section}, rounds=61,
+    sections={"docs/performance.md#stack": section, "docs/performance.md#stack-decoders": decoders_section,
+              "docs/performance.md#stack-targets": targets, "docs/several_streams.md#stack-streams": streams_section}, rounds=61,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ NAMES = {
     STREAMS: "HY-V4-like, 4 streams",
 }  # fmt: skip
 TEXT = "pydoc_data.topics"
-PAST = 256  # tokens in the cache of a step that decodes one
+PAST = 512  # tokens in the cache of a step that decodes one
 SIZES = {
     "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,
     "intermediate_size": 1408, "vocab_size": 4096, "sliding_window": 2048,

@@ -9,17 +9,62 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm import ResidualStack
-from addnorm.nn import Encoder
+from addnorm.nn import Decoder, Encoder, KeyValueCache, RMSNorm, SelfAttention
 from addnorm.ops.streams import formula
 from addnorm.ops.streams.kinds import GATE_KINDS
 
 JOBS = {"inference": "inference", "training": "forward + backward"}
 LAYERS, HEAD_DIM = 4, 64
+PAST = 512  # tokens in the cache of a step that decodes one
 
 
 def encoder(d: int, wiring: str) -> Encoder:
     """Return an encoder of a wiring with LayerNorm, as wide as `d`."""
     return Encoder(LAYERS, d, d // HEAD_DIM, dim_feedforward=4 * d, wiring=wiring, norm="layer")
+
+
+def decoder(d: int, wiring: str, dtype: torch.dtype) -> Decoder:
+    """Return a decoder with RMSNorm and SwiGLU: in pre_ln like Llama and Qwen, in sandwich like Gemma."""
+    return Decoder(
+        LAYERS,
+        d,
+        d // HEAD_DIM,
+        wiring=wiring,
+        cross_attention=False,
+        activation="swiglu",
+        norm="rms",
+        eps=1e-6,
+        bias=False,
+        dtype=dtype,
+    )
+
+
+def decode(module: nn.Module, past: Tensor) -> Any:
+    """Return a call of a decoder that has `past` tokens in its cache before each call."""
+    cache, (_, tokens, _) = KeyValueCache(), past.shape
+    with torch.no_grad():
+        module(past, cache=cache)
+
+    def call(x: Tensor) -> Tensor:
+        y: Tensor = module(x, cache=cache)
+        cache.truncate(tokens)
+        return y
+
+    return call
+
+
+class WrittenOut(nn.Module):
+    """RMSNorm in torch's operators, as Llama's code has it."""
+
+    def __init__(self, norm: RMSNorm) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of `x`, in its dtype."""
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
 
 
 class Plain(nn.Module):
@@ -30,20 +75,31 @@ class Plain(nn.Module):
         connections: Any = stack.connections
         self.wiring = stack.wiring.name
         self.sublayers = nn.ModuleList(one.sublayer for one in connections)
+        self.has_context = [isinstance(sublayer, SelfAttention) for sublayer in self.sublayers]
         self.norms = nn.ModuleList(torch_norm(one.norm_in or one.norm_out) for one in connections)
+        self.norms_branch = nn.ModuleList(
+            torch_norm(norm) for one in connections if (norm := one.norm_branch) is not None
+        )
         self.coefficients = nn.ModuleList(one.coefficients for one in connections if not stack.wiring.has_rows)
         self.head: Any = stack.head.coefficients if stack.head is not None else None
         self.final = nn.Identity() if stack.norm_final is None else torch_norm(stack.norm_final)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of the last read, or in post-LN the stream."""
-        y: Tensor = self.final(LOOPS[self.wiring](self, x))
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        """Return the norm of the last read, or in post-LN the stream. `context` is for attention."""
+        y: Tensor = self.final(LOOPS[self.wiring](self, x, **context))
         return y
 
-    def pre(self, x: Tensor) -> Tensor:
+    def pre(self, x: Tensor, **context: Any) -> Tensor:
         """Return the stream of pre-LN after all sublayers."""
-        for sublayer, norm in zip(self.sublayers, self.norms, strict=True):
-            x = x + sublayer(norm(x))
+        for sublayer, norm, has_context in zip(self.sublayers, self.norms, self.has_context, strict=True):
+            x = x + (sublayer(norm(x), **context) if has_context else sublayer(norm(x)))
+        return x
+
+    def sandwich(self, x: Tensor, **context: Any) -> Tensor:
+        """Return the stream of sandwich norms after all sublayers."""
+        parts = zip(self.sublayers, self.norms, self.norms_branch, self.has_context, strict=True)
+        for sublayer, norm, norm_branch, has_context in parts:
+            x = x + norm_branch(sublayer(norm(x), **context) if has_context else sublayer(norm(x)))
         return x
 
     def post(self, x: Tensor) -> Tensor:
@@ -70,13 +126,15 @@ class Plain(nn.Module):
 
 
 LOOPS = {
-    "pre_ln": Plain.pre, "post_ln": Plain.post, "attention_residuals": Plain.attend, "hyper_connections": Plain.connect,
-    "mhc": Plain.connect,
+    "pre_ln": Plain.pre, "sandwich": Plain.sandwich, "post_ln": Plain.post, "attention_residuals": Plain.attend,
+    "hyper_connections": Plain.connect, "mhc": Plain.connect,
 }  # fmt: skip
 
 
-def torch_norm(norm: Any) -> nn.LayerNorm:
-    """Return torch's LayerNorm with the parameters of addnorm's."""
+def torch_norm(norm: Any) -> nn.Module:
+    """Return a norm in torch's operators with the parameters of addnorm's: torch's LayerNorm, or RMSNorm written out."""
+    if isinstance(norm, RMSNorm):
+        return WrittenOut(norm)
     made = nn.LayerNorm(norm.normalized_shape, norm.eps)
     made.weight, made.bias = norm.weight, norm.bias
     return made

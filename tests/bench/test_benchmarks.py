@@ -65,12 +65,14 @@ def small(scripts, monkeypatch, threads):
 TRAINED = {"batch": 1, "tokens": 8, "dtype": "bfloat16"}
 COMPILED = {"norm": "layer", "rows": 6, "d": 16, "dtype": "float32", "device": "cpu"}
 OPERATION = {"rows": 4, "d": 64, "dtype": "bfloat16"}
-STACK = {"wiring": "pre_ln", "job": "inference", "batch": 2, "tokens": 3, "d": 64}
+STACK = {"wiring": "pre_ln", "norm": "layer", "dtype": "float32", "job": "inference", "batch": 2, "tokens": 3, "d": 64}
 BOUNDARY = {"job": "forward_backward", "rows": 3, "d": 16, "dtype": "float32"}
 # A benchmark, a case, its variants, and options of its `measure`.
 CASES = [
     ("stack", STACK, ("addnorm", "plain", "torch"), {}),
     ("stack", STACK | {"wiring": "post_ln", "job": "training"}, ("addnorm", "plain", "torch"), {}),
+    *(("stack", STACK | {"wiring": wiring, "norm": "rms", "dtype": "bfloat16", "job": job, "tokens": tokens}, ("addnorm", "plain"), {})
+      for wiring, job, tokens in (("pre_ln", "decode", 1), ("sandwich", "training", 3), ("sandwich", "decode", 1))),
     *(("stack", STACK | {"wiring": wiring, "job": "training"}, ("addnorm", "plain", "addnorm, compiled", "plain, compiled"), {})
       for wiring in ("hyper_connections", "mhc", "attention_residuals")),
     pytest.param("limit", {"norm": "layer", "job": "stream", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
