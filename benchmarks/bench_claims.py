@@ -42,13 +42,13 @@ WARM_UP = 100
 TRAININGS = (
     (("pre_ln", "post_ln"), Protocol((6,), (3e-4, 1e-3, 3e-3), (0, WARM_UP), seeds=TRAINED_SEEDS, **SETTINGS)),
     (
-        ("pre_ln", "post_ln", "deepnorm", "no_residual", "no_norm"),
+        (*claims.COMPLETE, "no_residual", "no_norm"),
         Protocol((12,), (3e-4, 1e-3), (0,), seeds=TRAINED_SEEDS, **SETTINGS),
     ),
 )
 
 WIRINGS: dict[str, Wiring] = {
-    **{name: wirings.get(name) for name in ("pre_ln", "post_ln", "deepnorm", "no_norm", "no_residual")},
+    **{name: wirings.get(name) for name in (*claims.COMPLETE, "no_norm", "no_residual")},
     "no_residual, no norm": wirings.no_residual(norm=False),
 }
 
@@ -65,7 +65,7 @@ def depth() -> Iterator[Row]:
                 "scale": geometric_mean(one["stream"][-1] for one in results),
                 "gradient": gradient_ratio([one["gradient"] for one in results]),
                 "similarity": statistics.fmean(one["similarity"][-1] for one in results),
-                "memory": statistics.fmean(input_similarity(one) for one in recorders),
+                "memory": statistics.fmean(map(input_similarity, recorders)),
             }  # fmt: skip
             if not name.startswith("no_residual"):  # without a residual nothing passes along it
                 alone = [detach_sublayers(model).record().statistics()["gradient"] for model in models]
@@ -88,9 +88,12 @@ def detach_sublayers(model: ToyModel) -> ToyModel:
 
 def trained(entropy: float) -> Results:
     """Return a row for each setting of the trainings, and the effect of removing sublayers from trained models."""
-    console = Console(stderr=True)
-    comparisons = [compare(names, protocol, at_init=False, progress=console) for names, protocol in TRAININGS]
-    groups = [group for comparison in comparisons for arm in comparison.arms for group in arm.groups]
+    groups = [
+        group
+        for names, protocol in TRAININGS
+        for arm in compare(names, protocol, at_init=False, progress=Console(stderr=True)).arms
+        for group in arm.groups
+    ]
     rows = [
         {
             "wiring": group.wiring, "num_layers": group.num_layers, "lr": group.lr, "warm_up": group.warm_up,
@@ -120,29 +123,23 @@ def moves(wiring: Wiring, change: Callable[[ResidualStack], Iterator[ResidualSta
     return statistics.fmean(results)
 
 
-def without_one(stack: ResidualStack) -> Iterator[ResidualStack]:
-    """Yield the stack without the write of one sublayer, for each."""
-    return map(stack.without, range(len(stack.connections)))
-
-
 def with_one_louder(stack: ResidualStack) -> Iterator[ResidualStack]:
     """Yield the stack with the output of one sublayer in the middle a hundred times as large."""
-    connections: list[Any] = [*stack.connections]
-    connections[11].sublayer.register_forward_hook(lambda module, args, output: 100.0 * output)
+    connection: Any = stack.connections[11]
+    connection.sublayer.register_forward_hook(lambda module, args, output: 100.0 * output)
     yield stack
 
 
 def removal(groups: list[Group], entropy: float) -> Iterator[Row]:
     """Yield the effect of removing one sublayer: on an untrained stack, and on the loss of the best models that have learned."""
-    for name, wiring in WIRINGS.items():
-        if name in ("no_norm", "no_residual, no norm"):
-            continue
+    for name in (*claims.COMPLETE, "no_residual"):
         learned = [group for group in groups if group.wiring == name and claims.has_learned(group.loss(), entropy)]
         runs = min(learned, key=Group.loss).runs if learned else ()
         rises = [[one["rise"] for one in run["ablation"]] for run in runs]
         every = [rise for one in rises for rise in one]
         broken = sum(rise > 0.5 * (entropy - run["test"]) for one, run in zip(rises, runs, strict=True) for rise in one)
-        row: Row = {"wiring": name, "moves": moves(wiring, without_one), "of": len(every), "broken": broken}
+        moved = moves(WIRINGS[name], lambda stack: map(stack.without, range(len(stack.connections))))
+        row: Row = {"wiring": name, "moves": moved, "of": len(every), "broken": broken}
         if runs:
             row |= {
                 "num_layers": len(rises[0]) // 2, "loss": statistics.fmean(run["test"] for run in runs), "rises": rises,
@@ -174,8 +171,8 @@ def cost(rounds: int) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def measure_exactly() -> Row:
-    """Return the numbers by name."""
+def measure_exactly() -> Iterator[Row]:
+    """Yield one row, the numbers by name."""
     torch.manual_seed(0)
     x = torch.randn(4, 32, D)
     linears = [nn.Sequential(nn.Linear(D, D), nn.GELU()) for _ in range(24)]
@@ -186,34 +183,37 @@ def measure_exactly() -> Row:
     rows, norm = torch.randn(256, D), nn.BatchNorm1d(D)
     with torch.no_grad():
         x_0, writes, x_L, _ = ResidualStack(linears, D, "pre_ln").unroll(x)
+        added_to = 3 * x + 1
         zeros = {
-            name: ResidualStack([torch.zeros_like] * 24, D, wiring, final_norm=False)(3 * x + 1)
+            f"change by zeros, {name}": relative_change(
+                added_to, ResidualStack([torch.zeros_like] * 24, D, wiring, final_norm=False)(added_to)
+            )
             for name, wiring in (("pre-LN", "pre_ln"), ("post-LN", "post_ln"))
         }
         # In training mode, in which BatchNorm takes its statistics from the batch; it refuses a single row.
         parts: dict[str, Any] = {"LayerNorm": (addnorm.layer_norm, rows.split(1)), "BatchNorm": (norm, rows.chunk(2))}
-        by_batch = {name: (torch.cat([f(part) for part in some]), f(rows)) for name, (f, some) in parts.items()}
+        by_batch = {
+            f"tokens changed by their batch, {name}": changed(torch.cat([*map(f, some)]), f(rows), rows=True)
+            for name, (f, some) in parts.items()
+        }
 
     token = F.layer_norm(torch.randn(D, dtype=torch.float64), (D,), eps=0.0)
-    gammas = (
-        ("sqrt(var + eps)", 1e-5, EPS), ("sqrt(var), variance 1", 1.0, 0.0), ("sqrt(var), variance 1e-5", 1e-5, 0.0),
-    )  # fmt: skip
-    scaled = {name: (2 + scale**0.5 * token, in_gamma) for name, scale, in_gamma in gammas}
+    known, small = 2 + token, 2 + 1e-5**0.5 * token
     constant = torch.full((1, D), 3.0)
     wrong = [x[..., :-1], x[:, :-1], x[:-1], x[None], x[:, :1], x[..., :1]]
-    return {
+    yield {
         "bits changed along pre-LN's residual": changed(gradient, cotangent),
         "closure of pre-LN": relative_change(sum(write.double() for write in writes) + x_0, x_L),
-        **{f"change by zeros, {name}": relative_change(3 * x + 1, after) for name, after in zeros.items()},
+        **zeros,
         "mean after the norm": float(addnorm.layer_norm(token + 3).mean()),
         "variance after the norm": {
             f"1e-{k}": float(addnorm.layer_norm(10 ** (-k / 2) * token).var(correction=0)) for k in range(8)
         },
-        **{f"undone, {name}": undone(one, one, in_gamma) for name, (one, in_gamma) in scaled.items()},
-        "undone, two tokens": undone(2 + token, 3 * token - 1, EPS),
-        **{
-            f"tokens changed by their batch, {name}": changed(*outputs, rows=True) for name, outputs in by_batch.items()
-        },
+        "undone, sqrt(var + eps)": undone(small, small, EPS),
+        "undone, sqrt(var), variance 1": undone(known, known, 0.0),
+        "undone, sqrt(var), variance 1e-5": undone(small, small, 0.0),
+        "undone, two tokens": undone(known, 3 * token - 1, EPS),
+        **by_batch,
         "tokens": len(rows),
         "numbers not finite with eps": int((~addnorm.layer_norm(constant).isfinite()).sum()),
         "numbers not finite without eps": int((~F.layer_norm(constant, (D,), eps=0.0).isfinite()).sum()),
@@ -230,8 +230,8 @@ def changed(one: Tensor, other: Tensor, *, rows: bool = False) -> int:
 
 def undone(known: Tensor, token: Tensor, eps: float) -> float:
     """Return the error of the norm of `token` with gamma and beta that undo the norm of `known`, over the token's spread."""
-    gamma, beta = (known.var(correction=0) + eps).sqrt().expand_as(token), known.mean().expand_as(token)
-    back = addnorm.layer_norm(token, gamma.contiguous(), beta.contiguous(), EPS)
+    gamma, beta = (known.var(correction=0) + eps).sqrt().repeat(D), known.mean().repeat(D)
+    back = addnorm.layer_norm(token, gamma, beta, EPS)
     return float((back - token).norm() / (token - token.mean()).norm())
 
 
@@ -247,7 +247,7 @@ def refused(x: Tensor, branch: Tensor) -> bool:
 def measure_part(case: Case, *, rounds: int) -> Results:
     """Return the raw numbers of a part."""
     parts: dict[str, Callable[[], Iterator[Row]]] = {
-        "exact": lambda: iter([measure_exactly()]), "cost": partial(cost, rounds), "depth": depth,
+        "exact": measure_exactly, "cost": partial(cost, rounds), "depth": depth,
     }  # fmt: skip
     return {case.part: [*parts[case.part]()]} if case.part in parts else trained(python_docs().entropy)
 
@@ -285,18 +285,20 @@ def depth_section(document: Document) -> str:
 
 def training_section(document: Document) -> str:
     """Return the table of trained stacks: a line a run; the best rate of a setting in bold, with a star at the grid's edge."""
-    rows, lines = document["results"]["training"], []
-    for row in rows:
-        setting = claims.rows_of(rows, **{key: row[key] for key in ("wiring", "num_layers", "warm_up")})
-        lines.append({
+    rows = document["results"]["training"]
+    table = markdown(
+        {
             "wiring": f"`{row['wiring']}`", "L": f"{row['num_layers']}", "learning rate": f"{row['lr']:g}",
             "warm-up": f"{row['warm_up']}", "loss": claims.mark_best(f"{row['loss']:.3f}", row, setting),
             "gradient at x_0 over x_L: before": claims.in_short(row["gradient_before"]),
             "after": claims.in_short(row["gradient_after"]),
-        })  # fmt: skip
+        }
+        for row in rows
+        for setting in [claims.rows_of(rows, **{key: row[key] for key in ("wiring", "num_layers", "warm_up")})]
+    )  # fmt: skip
     steps, seeds = document["protocol"]["steps"], len(document["protocol"]["trained_seeds"])
     text = f"Loss in nats a character after {steps} steps, the mean of {seeds} seeds; {claims.explain_losses(document)}"
-    return f"{markdown(lines)}\n\n{text}"
+    return f"{table}\n\n{text}"
 
 
 BENCHMARK = Benchmark(

@@ -23,7 +23,7 @@ import torch
 from stacks import JOBS, LAYERS, Plain, encoder
 
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Rows, grid
+from addnorm.bench.case import Case, Document, Results, grid
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, headline, markdown, merge, quotient
 
@@ -45,13 +45,12 @@ def environment(setting: str) -> dict[str, str]:
     Raises:
         FileNotFoundError: the allocator is not installed.
     """
-    names = LIBRARIES.get(setting)
-    if names is None:
+    if setting not in LIBRARIES:
         return SETTINGS[setting]
-    found = next(filter(None, map(ctypes.util.find_library, names)), None)
-    if found is None:
-        raise FileNotFoundError(f"{setting} is not installed")
-    return {"LD_PRELOAD": found}
+    for name in LIBRARIES[setting]:
+        if path := ctypes.util.find_library(name):
+            return {"LD_PRELOAD": path}
+    raise FileNotFoundError(f"{setting} is not installed")
 
 
 @cache
@@ -114,20 +113,17 @@ def measure(case: Case, *, rounds: int) -> Results:
 
 def section(document: Document) -> str:
     """Return the page's section: a line a setting and job, both models side by side."""
-
-    def cells(name: str, setting: str, rows: Rows) -> dict[str, str]:
-        row = rows[setting]
-        return {
-            f"{name}: times as fast as with glibc": quotient(rows, "glibc", setting),
-            f"{name}: ms": digits(row["median_us"] / 1e3), f"{name}: faults": f"{row['faults']:,.0f}",
-            f"{name}: peak, MB": f"{row['peak_bytes'] / 1e6:,.0f}",
-        }  # fmt: skip
-
-    lines = merge(
-        ({"step": JOBS[case.job], "setting": setting}, cells(MODELS[case.model], setting, rows))
-        for case, rows in BENCHMARK.by_case(document).items() for setting in SETTINGS if setting in rows
-    )  # fmt: skip
-    return f"{markdown(lines)}\n\n{headline(document)}."
+    parts = []
+    for case, rows in BENCHMARK.by_case(document).items():
+        name = MODELS[case.model]
+        for setting, row in rows.items():
+            cells = {
+                f"{name}: times as fast as with glibc": quotient(rows, "glibc", setting),
+                f"{name}: ms": digits(row["median_us"] / 1e3), f"{name}: faults": f"{row['faults']:,.0f}",
+                f"{name}: peak, MB": f"{row['peak_bytes'] / 1e6:,.0f}",
+            }  # fmt: skip
+            parts.append(({"step": JOBS[case.job], "setting": setting}, cells))
+    return f"{markdown(merge(parts))}\n\n{headline(document)}."
 
 
 BENCHMARK = Benchmark(

@@ -8,6 +8,7 @@ One thread; about a quarter of an hour. The numbers are losses and activations, 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -24,8 +25,8 @@ from addnorm.lab import Run, Text, measure, python_docs
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, one_thread
 
-WIRINGS = ("pre_ln", "post_ln", "no_norm", "rezero")
 NORMED, BARE = ("pre_ln", "post_ln"), ("no_norm", "rezero")
+WIRINGS = NORMED + BARE
 LAYERS = (6, 12)
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 SEEDS = (0, 1)
@@ -49,8 +50,9 @@ def measure_case(case: Case, *, rounds: int) -> Results:
     trained = [train(run, text_of_the_lab()) for run in runs]
     loss, losses, sizes, shifts = (torch.stack(of_seeds).mean(0) for of_seeds in zip(*trained, strict=True))
     factors = sizes / sizes[0]
-    resized, moved = torch.maximum(factors, 1 / factors).amax(-1), shifts.amax(-1)
-    numbers = {"loss": loss, "losses": losses, "resized": resized, "moved": moved}
+    numbers = {
+        "loss": loss, "losses": losses, "resized": torch.maximum(factors, 1 / factors).amax(-1), "moved": shifts.amax(-1),
+    }  # fmt: skip
     return {"rows": [case.row(**{name: number.tolist() for name, number in numbers.items()})]}
 
 
@@ -160,13 +162,13 @@ CLAIMS: tuple[Claim, ...] = (
         "Normalization speeds up training; without it convergence is slower.", f"{HAND}; {BLOCK}",
         f"each at its best rate, fewer steps to a loss {LEARNED} below that of single characters",
         by_wiring(steps_to_learn),
-        lambda m: compared(m, lambda normed, bare: normed < bare)
+        lambda m: compared(m, operator.lt)
     ),
     Claim(
         "Normalization stabilizes training.", f"{HAND}; {BLOCK}",
         "the largest learning rate at which the model learns, 0 where it learns at none, is higher with norms",
         by_wiring(largest_rate),
-        lambda m: compared(m, lambda normed, bare: normed > bare)
+        lambda m: compared(m, operator.gt)
     ),
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ import models
 
 from addnorm import decompose, inspect, record
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Rows, Target, grid, ratio
+from addnorm.bench.case import Case, Document, Results, Target, grid, ratio
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import headline, markdown, quotient
 
@@ -47,15 +47,14 @@ TARGETS = [
 
 def section(document: Document) -> str:
     """Return the table of costs: a line a size."""
-
-    def line(case: Case, rows: Rows) -> dict[str, str]:
-        return {
+    table = markdown(
+        {
             "batch x tokens": f"{case.batch} x {case.tokens}", "plain step, ms": f"{rows['plain']['median_us'] / 1000:.0f}",
             **{name: quotient(rows, name, "plain") for name in RECORDED},
             **{f"{name}, s": f"{rows[name]['median_us'] / 1e6:.2f}" for name in WHOLE},
-        }  # fmt: skip
-
-    table = markdown(line(*item) for item in BENCHMARK.by_case(document).items())
+        }
+        for case, rows in BENCHMARK.by_case(document).items()
+    )  # fmt: skip
     return (
         f"MiniLM on Python's own documentation; a step is a forward and a backward:\n\n{table}\n\n{headline(document)}."
     )

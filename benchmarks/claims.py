@@ -29,6 +29,7 @@ LEARNED = 0.3  # nats a character below the entropy of single characters; a run 
 PASSES = (0.01, 100.0)  # a gradient that arrives with its norm within these factors neither vanished nor exploded
 WARM = ", warm-up"  # ends the name of a run with it
 ROUND_OFF = 1e-15  # a smaller number is zero
+COMPLETE = ("pre_ln", "post_ln", "deepnorm")  # wirings with a residual and norms
 ALIKE = 0.1  # mean cosine; that of unrelated vectors is 0, measured to within 0.02
 
 
@@ -108,11 +109,11 @@ def in_words(verdict: Verdict) -> str:
     return f"holds: {' / '.join(good)}; refuted: {' / '.join(bad)}"
 
 
-def by_depth(measured: Measured, holds: Callable[[float], bool], names: Sequence[str]) -> str:
-    """Return the verdict of a claim that may hold without a gap to some depth only, for each wiring."""
-    reached = {name: [*takewhile(lambda item: holds(item[1]), measured[name].items())] for name in names}
-    whole = [name for name in names if len(reached[name]) == len(measured[name])]
-    if len(whole) == len(names):
+def by_depth(measured: Measured, holds: Callable[[float], bool]) -> str:
+    """Return the verdict of a claim that may hold without a gap to some depth only, for each complete wiring."""
+    reached = {name: [*takewhile(lambda item: holds(item[1]), measured[name].items())] for name in COMPLETE}
+    whole = [name for name in COMPLETE if len(reached[name]) == len(measured[name])]
+    if len(whole) == len(COMPLETE):
         return "holds"
     if not any(reached.values()):
         return "refuted"
@@ -165,12 +166,10 @@ def losses(num_layers: int, *runs: str) -> Callable[[Results], Measured]:
 
     A run is a wiring, without warm-up, or "WIRING, warm-up".
     """
-
-    def measure(results: Results) -> Measured:
-        named = {run: best(results, run.removesuffix(WARM), num_layers, run.endswith(WARM))["loss"] for run in runs}
-        return {"num_layers": num_layers, "nothing learned": results["unigram"], **named}
-
-    return measure
+    return lambda results: {
+        "num_layers": num_layers, "nothing learned": results["unigram"],
+        **{run: best(results, run.removesuffix(WARM), num_layers, run.endswith(WARM))["loss"] for run in runs},
+    }  # fmt: skip
 
 
 def learned(measured: Measured, name: str) -> bool:
@@ -185,11 +184,11 @@ def has_learned(loss: float, unigram: float) -> bool:
 
 def chain(results: Results) -> Measured:
     """Return post-LN's gradient at x_0 over that at x_L, whole and along the residual alone."""
-    before = depths("gradient", "post_ln")(results)["post_ln"]
-    alone = depths("gradient_residual_alone", "post_ln")(results)["post_ln"]
+    (deepest,) = rows_of(results["depth"], wiring="post_ln", num_layers=64)
     ratios = {
-        "untrained, L = 64, the residual with its norms alone": alone["64"], "untrained, L = 64": before["64"],
-    }  # fmt: skip
+        "untrained, L = 64, the residual with its norms alone": deepest["gradient_residual_alone"],
+        "untrained, L = 64": deepest["gradient"],
+    }
     for row in rows_of(results["training"], wiring="post_ln", num_layers=12, warm_up=0):
         ratios["untrained, L = 12"] = row["gradient_before"]
         ratios[f"trained at {row['lr']:g}, L = 12"] = row["gradient_after"]
@@ -198,12 +197,11 @@ def chain(results: Results) -> Measured:
 
 def removal(results: Results) -> Measured:
     """Return the effect of removing one sublayer: how far the output moves before training, how many break the model after it."""
-    rows = {row["wiring"]: row for row in results["removal"]}
     keys = {
         "moves at init": "moves", "layers trained": "num_layers", "broken after training": "broken", "of": "of", "loss": "loss",
         "median rise": "median_rise", "largest rise": "largest_rise",
     }  # fmt: skip
-    return {wiring: {name: row.get(key) for name, key in keys.items()} for wiring, row in rows.items()}
+    return {row["wiring"]: {name: row.get(key) for name, key in keys.items()} for row in results["removal"]}
 
 
 def cost(results: Results) -> Measured:
@@ -223,14 +221,14 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "Add preserves the original input through the residual path.", f"{IDEA}; {BLOCK}",
         f"untrained, the cosine of a token's x_L and its x_0 is at least {ALIKE}",
-        depths("memory", "pre_ln", "post_ln", "deepnorm", "no_residual"),
-        lambda m: by_depth(m, lambda cosine: cosine >= ALIKE, ("pre_ln", "post_ln", "deepnorm"))
+        depths("memory", *COMPLETE, "no_residual"),
+        lambda m: by_depth(m, lambda cosine: cosine >= ALIKE)
     ),
     Claim(
         "With the residual, the gradient reaches the first layer.", f"{IDEA}; {HAND}; {STREAM}; {BLOCK}",
         "untrained, its norm at x_0 is within a factor of 100 of that at x_L",
-        depths("gradient", "pre_ln", "post_ln", "deepnorm"),
-        lambda m: by_depth(m, passes, ("pre_ln", "post_ln", "deepnorm"))
+        depths("gradient", *COMPLETE),
+        lambda m: by_depth(m, passes)
     ),
     Claim(
         "Without the residual, the gradient vanishes or explodes in a deep stack.", f"{HAND}; {BLOCK}",
@@ -246,8 +244,7 @@ CLAIMS: tuple[Claim, ...] = (
         depths("similarity", "no_residual", "pre_ln", "post_ln"),
         lambda m: {
             "lost without it": all(value > 0.99 for value in m["no_residual"].values()),
-            "kept by pre_ln": all(value < 0.99 for value in m["pre_ln"].values()),
-            "kept by post_ln": all(value < 0.99 for value in m["post_ln"].values()),
+            **{f"kept by {name}": all(value < 0.99 for value in m[name].values()) for name in ("pre_ln", "post_ln")},
         }
     ),
     Claim(
@@ -314,9 +311,9 @@ CLAIMS: tuple[Claim, ...] = (
         "Add & Norm lets sublayers be stacked deep without training falling apart.", f"{IDEA}; {STREAM}",
         f"12 layers learn with it in 300 steps without warm-up (a loss {LEARNED} below that of single characters), and "
         "they do not learn without the residual or without the norm",
-        losses(12, "pre_ln", "post_ln", "deepnorm", "no_residual", "no_norm"),
+        losses(12, *COMPLETE, "no_residual", "no_norm"),
         lambda m: {
-            **{f"{name} learns": learned(m, name) for name in ("pre_ln", "post_ln", "deepnorm")},
+            **{f"{name} learns": learned(m, name) for name in COMPLETE},
             **{f"{name} does not": not learned(m, name) for name in ("no_residual", "no_norm")},
         }
     ),
