@@ -91,9 +91,8 @@ def select(cases: Iterable[Case], selected: Selection) -> list[Case]:
     return chosen
 
 
-def by_case(rows: Iterable[Row], fields: Iterable[str]) -> dict[Case, dict[str, Row]]:
+def by_case(rows: Iterable[Row], fields: Sequence[str]) -> dict[Case, dict[str, Row]]:
     """Return the result rows by case, then by variant."""
-    fields = tuple(fields)
     results: dict[Case, dict[str, Row]] = {}
     for row in rows:
         results.setdefault(Case.of(row, fields), {})[row.get("variant", "")] = row

@@ -47,8 +47,9 @@ SIGMAS = 6.0  # allowed deviation of the share of kept elements
 def results(case: Case, call: Call, tensors: Set) -> dict[str, Tensor]:
     """Return y, z and the gradients of one call by name, without z if the call does not return z."""
     outputs = call(*tensors.args)
-    y, z = outputs if JOBS[case.job].stream else (outputs, None)
-    named = {"y": y.detach()} | ({} if z is None else {"z": z.detach()})
+    if not JOBS[case.job].stream:
+        outputs = (outputs,)
+    named = {name: t.detach() for name, t in zip("yz", outputs, strict=False)}
     if tensors.cotangents:
         cotangents = [g.to(t.dtype) for g, t in zip(tensors.cotangents, outputs, strict=True)]
         gradients = torch.autograd.grad(outputs, tensors.leaves, cotangents, retain_graph=JOBS[case.job].retained)
@@ -161,7 +162,10 @@ KEPT = {  # job: its name here, the number of tensors of rows x d that are saved
 # Relative errors in roundings of the dtype: one, where the arithmetic is wider than the dtype, a few where it is not.
 ROUNDINGS = {"float32": 8, "bfloat16": 1, "float16": 1, "float64": 8}
 LIMITS = {"float32": ("<", 1e-6), "bfloat16": ("<=", 2e-3)}  # of a parameter's gradient, by the parameter's dtype
-PARAMETERS = {"float32": ["float32"], "bfloat16": ["bfloat16", "wide parameters"]}  # dtypes of cases, by that of z
+PARAMETERS = {  # dtypes of the parameters by that of a case, by that of z
+    "float32": {"float32": "float32"},
+    "bfloat16": {"bfloat16": "bfloat16", "wide parameters": "float32"},
+}
 SHAPE = (2048, 768)
 SEED = 2026
 MODEL_EPS = 1e-6
@@ -231,11 +235,12 @@ def facts(norm: Norm, dtype: str, by_variant: Mapping[str, Mapping[str, float]])
     yield fact(f"all options, {dtype}: error in roundings", "<=", ROUNDINGS[dtype], worst)
     if dtype not in PARAMETERS:
         return
-    for case_dtype in PARAMETERS[dtype]:
-        by_parameter, parameters = errors(norm, case_dtype), str(DTYPES[case_dtype].parameters).removeprefix("torch.")
-        for field in [name for name in ("dweight", "dbias") if name in by_parameter["addnorm"]]:
-            relative = {name: one[field] for name, one in by_parameter.items()}
-            yield fact(f"{field} {parameters}, z {dtype}: relative error", *LIMITS[parameters], relative)
+    for case_dtype, parameters in PARAMETERS[dtype].items():
+        by_parameter = errors(norm, case_dtype)
+        for field in ("dweight", "dbias"):
+            if field in by_parameter["addnorm"]:
+                relative = {name: one[field] for name, one in by_parameter.items()}
+                yield fact(f"{field} {parameters}, z {dtype}: relative error", *LIMITS[parameters], relative)
     rows, d = SAVED
     for job, (options, tensors, more) in KEPT.items():
         expected = tensors * rows * d * DTYPES[dtype].branch.itemsize + 8 * rows + more
@@ -253,7 +258,7 @@ def import_ms() -> float:
     The first process, which is not counted, writes the bytecode files, as pip does: without them Python compiles the package.
     """
     code = "import torch, time; t = time.perf_counter(); import addnorm; print(1000 * (time.perf_counter() - t))"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}  # as if it were not set
     command = [sys.executable, "-c", code]
     runs = [subprocess.run(command, capture_output=True, check=True, env=environment) for _ in range(4)]
     return statistics.median(float(run.stdout) for run in runs[1:])

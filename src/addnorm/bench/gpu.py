@@ -93,8 +93,8 @@ def measure(case: Case, *, rounds: int, variants: Sequence[str] | None = None) -
     """
     results = _time_variants(case, rounds, choose(case, variants))
     timing.free()
-    copied = {"bytes_per_second": copy_rate(case.device)}  # it raises if a failure has made the device unusable
-    return {**results, "copies": [copied]}
+    # `copy_rate` raises if a failure has made the device unusable.
+    return {**results, "copies": [{"bytes_per_second": copy_rate(case.device)}]}
 
 
 def _time_variants(case: Case, rounds: int, names: Sequence[str]) -> Results:
@@ -184,8 +184,8 @@ def finish(results: Results, head: Document) -> Document:
     for row in results["rows"]:
         row["share_of_copy"] = row["bytes"] / row["median_us"] * 1e6 / copied
     wrong = sum(row["variant"] == "addnorm" for row in results["failures"])
-    target = Target("cases in which addnorm is wrong or fails", "==", 0)
-    return {"copy": copied, "facts": [target.row(wrong)], **results}
+    fact = Target("cases in which addnorm is wrong or fails", "==", 0).row(wrong)
+    return {"copy": copied, "facts": [fact], **results}
 
 
 # ------------------------------------------------------------------------------------------------------------- targets

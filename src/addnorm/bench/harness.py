@@ -11,7 +11,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,7 +58,7 @@ class Benchmark:
     cases: Sequence[Case] | Callable[[Selection, int], Sequence[Case]]
     measure: Callable[..., Results]
     title: Callable[[Case], str] = str
-    targets: Sequence[Target] | Callable[[Document], Sequence[Target]] = ()
+    targets: Iterable[Target] | Callable[[Document], Iterable[Target]] = ()
     parts: tuple[str, ...] = ("failures", "rows")
     protocol: Row = field(default_factory=dict)
     options: Row = field(default_factory=dict)
@@ -107,8 +107,9 @@ class Benchmark:
         direct = [row for row in document.get("summary", []) if "cells" not in row]
         cases = self.by_case(document) if targets else {}
         summary = [row for target in targets for row in target.rows(cases, self.title)] + direct
-        has_summary = targets or "summary" in document  # claims have verdicts in its place
-        return {**({"summary": summary} if has_summary else {}), **self.verdicts(document)}
+        # Claims have verdicts in place of a summary.
+        judged = {"summary": summary} if targets or "summary" in document else {}
+        return judged | self.verdicts(document)
 
 
 def run(
@@ -154,7 +155,7 @@ def run(
             head |= {"cells": [*map(vars, done)], "left": [*map(vars, left)]}
         parts = benchmark.finish(results, head)
         judged = benchmark.judge({**head, **parts})
-        return {**head, **judged, **{name: value for name, value in parts.items() if name not in judged}}
+        return {**head, **judged, **parts, **judged}  # judged keys come first and keep their values
 
     timing.settle_allocator()
     ended, todo = "done", find_left()

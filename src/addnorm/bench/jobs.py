@@ -98,8 +98,7 @@ def moved_bytes(case: Case) -> int:
     The gradients of branch and residual are one tensor if their dtypes are equal, without dropout.
     """
     dtypes, job = DTYPES[case.dtype], JOBS[case.job]
-    one_gradient = dtypes.stream == dtypes.branch and not job.dropout
-    moved = [name for name in job.moves if not (name == "ds" and one_gradient)]
+    moved = [name for name in job.moves if name != "ds" or job.dropout or dtypes.stream != dtypes.branch]
     return int(
         case.rows * case.d * sum((dtypes.stream if name in STREAM else dtypes.branch).itemsize for name in moved)
     )
@@ -127,8 +126,8 @@ def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
     """
     rng = torch.Generator(device).manual_seed(0)
     dtypes, job = DTYPES[case.dtype], JOBS[case.job]
-    options: Any = {"generator": rng, "device": device}
-    options["dtype"] = torch.float64 if dtypes.stream == torch.float64 else torch.float32
+    wide = torch.float64 if dtypes.stream == torch.float64 else torch.float32
+    options: Any = {"generator": rng, "device": device, "dtype": wide}
 
     def drawn(dtype: torch.dtype) -> Tensor:
         return torch.randn(case.rows, case.d, **options).to(dtype)

@@ -55,8 +55,7 @@ def matrix(
     jobs: Iterable[str] = TIMED, threads: int | None = None,
 ) -> list[Case]:  # fmt: skip
     """Return a case for every combination, the norm outermost. `threads` None: as many as torch has."""
-    n = threads or torch.get_num_threads()
-    return grid(norm=norms, job=jobs, rows__d=shapes, dtype=dtypes, threads=[n])
+    return grid(norm=norms, job=jobs, rows__d=shapes, dtype=dtypes, threads=[threads or torch.get_num_threads()])
 
 
 def whole(
@@ -194,8 +193,8 @@ TARGETS: tuple[tuple[Any, ...], ...] = (
 )  # fmt: skip
 
 
-def targets(document: Document) -> list[Target]:
-    """Return the targets by norm and number of threads. Only those for the most threads have bounds.
+def targets(document: Document) -> Iterator[Target]:
+    """Yield the targets by norm and number of threads. Only those for the most threads have bounds.
 
     A statistic "highest" is at most its bound, another one at least. A case is in the cache if three tensors fit the last level.
     """
@@ -206,15 +205,13 @@ def targets(document: Document) -> list[Target]:
         case = case.but(in_cache=ADD_TENSORS * tensor_bytes(case) <= cache)
         return case.threads == threads and all(condition(case) for condition in conditions)
 
-    found = []
     for threads in (most, *fewer):
         for name, peer, bound, why, *conditions in TARGETS:
             statistic, compare = STATISTICS[name.rpartition(": ")[2]]
-            found.append(Target(
+            yield Target(
                 name, compare, bound if threads == most else None, PEERS[peer], statistic, partial(fits, threads, conditions),
                 ("norm",), {"versus": peer, "threads": threads}, why,
-            ))  # fmt: skip
-    return found
+            )  # fmt: skip
 
 
 BENCHMARK = Benchmark(

@@ -6,7 +6,7 @@ A line of a table is a dict of texts by column. `table` makes a `Table` of a lis
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from addnorm._util.blocks import Column, Span, Style, Table, split_span
 from addnorm._util.numbers import format_number, format_percent
@@ -92,7 +92,7 @@ def quotient(rows: Rows, above: str, below: str = "addnorm", *, times: bool = Fa
 
 def interval(row: Row, *, inverse: bool = False) -> str:
     """Return `paired_ratio` of a result row, or its inverse, and its 95% interval as text (see `timing.measure`)."""
-    ratio, low, high = (row[f"paired_{key}"] for key in ("ratio", "low", "high"))
+    ratio, low, high = row["paired_ratio"], row["paired_low"], row["paired_high"]
     if inverse:
         ratio, low, high = 1 / ratio, 1 / high, 1 / low
     return f"**{format_number(ratio, 3)}** ({format_number(low, 3)} to {format_number(high, 3)})"
@@ -106,22 +106,20 @@ def bound(row: Row) -> str:
     return "" if row["target"] is None else f"{row['compare']} {digits(row['target'], trim=True)}"
 
 
-def target_lines(rows: Iterable[Row]) -> list[Line]:
-    """Return a line for each number of a summary, or for each fact: beside PyTorch's number, its target, and whether it is met.
+def target_lines(rows: Iterable[Row]) -> Iterator[Line]:
+    """Yield a line for each number of a summary, or for each fact: beside PyTorch's number, its target, and whether it is met.
 
     A missed number has the cases that reach the target too: "no, 2 of 3".
     """
-    lines: list[Line] = []
     for row in rows:
         met, style = MARKS[row["met"]]
         counts = f", {row['cells_met']} of {row['cells']}" if met == "no" and "cells_met" in row else ""
-        lines.append({
+        yield {
             "measured": row["name"] + (", 1 thread" if row.get("threads") == 1 else ""),  # why it has no target
-            "norm": NORMS[row["norm"]] if row.get("norm") else "", "": row.get("versus", ""),
+            "norm": NORMS.get(row.get("norm"), ""), "": row.get("versus", ""),
             "value": digits(row["value"]) or "not measured", "PyTorch": digits(row.get("torch")),
             "target": bound(row) or "-", "met": (met + counts, style),
-        })  # fmt: skip
-    return lines
+        }  # fmt: skip
 
 
 def targets_section(document: Document) -> str:

@@ -133,11 +133,6 @@ def quack(case: Case) -> Call:
     return lambda x, s, w, b: rmsnorm(s, w, residual=x, **options)
 
 
-def _fits_liger(case: Case) -> bool:
-    """Return whether the norm is RMSNorm, there is no dropout, and the stream has the branch's dtype."""
-    return case.norm == "rms" and case.dtype != "mixed" and not JOBS[case.job].dropout
-
-
 def _fits_flash_attn(case: Case) -> bool:
     """Return whether one token of the widest tensor that the kernel keeps has at most 64 KB."""
     dtypes = DTYPES[case.dtype]
@@ -148,6 +143,11 @@ def _fits_flash_attn(case: Case) -> bool:
 def _fits_quack(case: Case) -> bool:
     """Return whether there is no dropout, and the norm is RMSNorm: QuACK's LayerNorm adds no residual."""
     return case.norm == "rms" and not JOBS[case.job].dropout
+
+
+def _fits_liger(case: Case) -> bool:
+    """Return whether the norm is RMSNorm, there is no dropout, and the stream has the branch's dtype."""
+    return _fits_quack(case) and case.dtype != "mixed"
 
 
 VARIANTS = {
@@ -164,7 +164,7 @@ def list_versions() -> dict[str, str | None]:
     """Return the version of each kernel library, or None where it is not installed."""
     return {
         name: (version_of(one.package) or "of unknown version") if find_spec(one.module) else None
-        for name, one in VARIANTS.items() if one.package is not None and one.module is not None
+        for name, one in VARIANTS.items() if one.package and one.module
     }  # fmt: skip
 
 

@@ -85,8 +85,8 @@ def list_blocks(document: Document) -> Iterator[Block]:
         threads = format_count(case.threads, "thread")
         name = f"{NORMS[case.norm]}: {JOBS[case.job].title}, {threads}"
         tables.setdefault(name, []).append(_times(case, rows))
-    tables["Targets of the times"] = target_lines(document["summary"])
-    tables["Facts on every machine"] = target_lines(document["facts"])
+    tables["Targets of the times"] = [*target_lines(document["summary"])]
+    tables["Facts on every machine"] = [*target_lines(document["facts"])]
     tables["All options: relative error against float64"] = [
         {name.replace("_", "_\n").replace("resi", "resi-\n"): cell for name, cell in line.items()}  # 100 columns
         for line in error_lines(document)
