@@ -259,8 +259,9 @@ def import_ms() -> float:
     """
     code = "import torch, time; t = time.perf_counter(); import addnorm; print(1000 * (time.perf_counter() - t))"
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}  # as if it were not set
-    command = [sys.executable, "-c", code]
-    runs = [subprocess.run(command, capture_output=True, check=True, env=environment) for _ in range(4)]
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment) for _ in range(4)
+    ]
     return statistics.median(float(run.stdout) for run in runs[1:])
 
 

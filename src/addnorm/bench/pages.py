@@ -116,7 +116,7 @@ def target_lines(rows: Iterable[Row]) -> Iterator[Line]:
         counts = f", {row['cells_met']} of {row['cells']}" if met == "no" and "cells_met" in row else ""
         yield {
             "measured": row["name"] + (", 1 thread" if row.get("threads") == 1 else ""),  # why it has no target
-            "norm": NORMS.get(row.get("norm"), ""), "": row.get("versus", ""),
+            "norm": NORMS[row["norm"]] if row.get("norm") else "", "": row.get("versus", ""),
             "value": digits(row["value"]) or "not measured", "PyTorch": digits(row.get("torch")),
             "target": bound(row) or "-", "met": (met + counts, style),
         }  # fmt: skip
