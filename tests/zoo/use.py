@@ -78,6 +78,20 @@ def check_decompose(model, arguments, found):
     return "ok" if found.parts else "no stream"
 
 
+def check_verify(model, arguments, found):
+    """Verify the model against itself and against the wirings that `inspect` names: no difference may be reported."""
+    args, kwargs = arguments
+    reference = addnorm.inspect(model, *args, **kwargs)
+    compared = [addnorm.verify(model, *args, like=reference, **kwargs)] if found.parts else []
+    wirings = {part.wiring and part.wiring.name: part.wiring for part in found.parts}
+    if len(wirings) == 1:
+        compared += [addnorm.verify(found, wiring=wiring) for wiring in wirings.values() if wiring is not None]
+    for one in compared:
+        if one.deviations or one.different:
+            return f"wrong: differs from {one.expected}: {next(one.list_sentences())}"
+    return "ok" if compared else "no stream"
+
+
 def check_ablate(model, arguments, found):
     """Scale the writes of the first and the last site by one, which changes nothing, and by zero, which changes the outputs."""
     with torch.no_grad():
@@ -117,5 +131,5 @@ def _distance(actual, expected):
 def use(model, arguments, found):
     """Yield the name of each function that uses an inspection, and its result."""
     yield "record", attempt(check_record, model, arguments())
-    for name, check in (("decompose", check_decompose), ("ablate", check_ablate)):
+    for name, check in (("verify", check_verify), ("decompose", check_decompose), ("ablate", check_ablate)):
         yield name, attempt(check, model, arguments(), found) if found else "no inspection"
