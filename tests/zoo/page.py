@@ -17,13 +17,15 @@ HEAD = """# Other packages
 
 Is `inspect` right about models that others wrote?
 
-`make zoo` runs `inspect`, `verify`, `record`, `decompose`, `ablate` and `fuse` on small random instances of the models of other packages,
-each package in an environment of its own and in a pinned version. The answers in `tests/zoo/answers/` were written by hand from the
-packages' code, which they quote, and committed before `inspect` saw the models; an answer that proved mistaken was corrected in a commit
-of its own. Those of transformers are the families of the tests. The default tests use none of the other packages.
+`make zoo` runs `inspect`, `verify`, `record`, `decompose`, `ablate` and `fuse` on small random instances of the models of other
+packages, each package in an environment of its own and in a pinned version. The answers in `tests/zoo/answers/` were written by
+hand from the packages' code, which they quote, and committed before `inspect` saw the models; an answer that proved mistaken
+was corrected in a commit of its own. Those of transformers are the families of the tests. The default tests use none of the
+other packages.
 
 - **right**: wiring, number and kinds of sublayers, norms, embedding norm, final norm and rows are those of the answer, and the
-  inspection closes. For a model that no rows describe: no wiring is named, and the inspection says that something is not understood.
+  inspection closes. For a model that no rows describe: no wiring is named, and the inspection says that something is not
+  understood.
 - **partly**: what is named is right, but a part is missing and said to be missing.
 - **refused**: no wiring is named, with a reason.
 - **wrong**: a wiring is named that is not the answer's, or the inspection closes in silence and differs from the answer.
