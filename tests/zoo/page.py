@@ -30,7 +30,8 @@ other packages.
 - **refused**: no wiring is named, with a reason.
 - **wrong**: a wiring is named that is not the answer's, or the inspection closes in silence and differs from the answer.
 
-`verify` compares a model with the wiring that `inspect` names, and with itself in a second run: a difference is a false alarm.
+`verify` compares a model with the wiring that `inspect` names, and with itself in a second run: a difference is a false alarm, but
+for a missing final norm, of which the answers tell.
 """
 
 

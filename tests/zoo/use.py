@@ -79,7 +79,10 @@ def check_decompose(model, arguments, found):
 
 
 def check_verify(model, arguments, found):
-    """Verify the model against itself and against the wirings that `inspect` names: no difference may be reported."""
+    """Verify the model against itself and against the wiring that `inspect` names: no difference may be reported.
+
+    But for a final norm that is missing, which is true of many models: the answers say of which.
+    """
     args, kwargs = arguments
     reference = addnorm.inspect(model, *args, **kwargs)
     compared = [addnorm.verify(model, *args, like=reference, **kwargs)] if found.parts else []
@@ -87,8 +90,9 @@ def check_verify(model, arguments, found):
     if len(wirings) == 1:
         compared += [addnorm.verify(found, wiring=wiring) for wiring in wirings.values() if wiring is not None]
     for one in compared:
-        if one.deviations or one.different:
-            return f"wrong: differs from {one.expected}: {next(one.list_sentences())}"
+        wrong = [*one.different, *(deviation for deviation in one.deviations if deviation.term != "the final norm")]
+        if wrong:
+            return f"wrong: differs from {one.expected}: {wrong[0]}"
     return "ok" if compared else "no stream"
 
 
