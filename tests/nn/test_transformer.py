@@ -63,14 +63,6 @@ def test_encoder_is_a_stack_of_blocks_with_merged_masks(wiring, monkeypatch):
     assert all(m is masks[0] for m in masks)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_decoder_is_causal_on_request(causal):
-    decoder = make_module(Decoder, causal=causal)
-    x, memory = make_inputs(Decoder)
-    other = torch.cat([x[:, :3], torch.randn(BATCH, N - 3, D, dtype=f64)], 1)
-    assert torch.equal(decoder(x, memory)[:, :3], decoder(other, memory)[:, :3]) is causal
-
-
 def test_transformer_hides_source_padding_from_both_stacks():
     transformer = make_module(Transformer)
     source, target = make_inputs(Transformer)
@@ -86,12 +78,11 @@ def test_transformer_hides_source_padding_from_both_stacks():
     )
 
 
-@pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
-def test_batch_first_changes_only_the_layout(kind):
-    module, tensors = make_module(kind), make_inputs(kind)
-    other = kind(*get_sizes(kind), dtype=f64, batch_first=False)
+def test_batch_first_changes_only_the_layout():
+    module, tensors = make_module(Transformer), make_inputs(Transformer)
+    other = Transformer(*get_sizes(Transformer), dtype=f64, batch_first=False)
     other.load_state_dict(module.state_dict())
-    keep = make_padding(kind)
+    keep = make_padding(Transformer)
     expected = module(*tensors, **keep)
     actual = other(*(t.transpose(0, 1) for t in tensors), **keep)
     torch.testing.assert_close(actual.transpose(0, 1), expected, rtol=1e-13, atol=1e-13)
@@ -159,13 +150,12 @@ def test_admin_profiles_decoder_on_encoder_output():
     assert not any(stack._forward_pre_hooks for stack in (transformer.encoder.stack, transformer.decoder.stack))
 
 
-@pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
-def test_checkpointing_keeps_numbers_with_masks_and_dropout(kind):
-    module = make_module(kind, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3)
-    other = kind(*get_sizes(kind), dtype=f64, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3, checkpoint=True)
+def test_checkpointing_keeps_numbers_with_masks_and_dropout():
+    options = {"dropout": 0.2, "attention_dropout": 0.1, "stochastic_depth": 0.3}
+    module = make_module(Transformer, **options)
+    other = Transformer(*get_sizes(Transformer), dtype=f64, **options, checkpoint=True)
     other.load_state_dict(module.state_dict())
-    keep = make_padding(kind)
-    tensors = make_inputs(kind)
+    keep, tensors = make_padding(Transformer), make_inputs(Transformer)
     a, b = (compute_gradients(lambda *t, m=m: m(*t, **keep), m.parameters(), tensors) for m in (module, other))
     assert_same(a, b)
 
