@@ -92,6 +92,9 @@ REFUSED = {
         [nn.Linear(4, 4)] * 2, 4, wirings.muddformer(reads=3)
     ),
     # Published wirings
+    "TypeError: wiring is ['pre_ln'], expected a Wiring or a name, such as addnorm.wirings.pre_ln() or 'pre_ln'.":
+        lambda: wirings.as_wiring(["pre_ln"]),
+    "num_layers is True, expected a whole number from 1.": lambda: wirings.pre_ln().equation(True),
     "ValueError: wiring is 'layerscale', expected 'layer_scale'.": lambda: wirings.get("layerscale"),
     f"ValueError: wiring is 'zzz', expected one of {', '.join(CONSTRUCTORS)}.": lambda: wirings.get("zzz"),
     "ValueError: rezero has no option 'k', expected none.": lambda: wirings.get("rezero", k=1),
@@ -115,24 +118,13 @@ for _name in "abc":
         REFUSED[f"{_name} is {_value!r}, expected a finite number, or Learned(...) for a factor that trains."] = (
             lambda name=_name, value=_value: Row(**{name: value})
         )
-for _name in (
-    "a", "norm", "place", "reads", "stage", "norm_in", "norm_outs", "norm_streams", "training", "forward", "sublayer",
-    "coefficients",
-):  # fmt: skip
+for _name in ("a", "norm", "reads", "norm_in", "norm_outs", "norm_streams", "coefficients"):
     REFUSED[f"name is {_name!r} in Learned("] = lambda name=_name: built(
         mine(Stage(1, (1,), ((Learned(1.0, name=name),),), (1,), norm_in=True))
     )
 for _layer, _sublayer in ((4, 0), (-1, 0), (0, 2), (0, -1)):
     REFUSED[f"ValueError: layer {_layer} of 4, sublayer {_sublayer} of 2: expected each below its number"] = (
         lambda layer=_layer, sublayer=_sublayer: wirings.pre_ln().row(layer, sublayer, num_layers=4)
-    )
-for _value in (0, -1, 1.5, "12", True):
-    REFUSED[f"num_layers is {_value!r}, expected a whole number from 1."] = lambda value=_value: (
-        wirings.pre_ln().equation(value)
-    )
-for _value in (None, 3, wirings.pre_ln, ["pre_ln"]):
-    REFUSED[f"wiring is {_value!r}, expected a Wiring or a name, such as addnorm.wirings.pre_ln() or 'pre_ln'."] = (
-        lambda value=_value: wirings.as_wiring(value)
     )
 
 
