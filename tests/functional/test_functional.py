@@ -103,19 +103,16 @@ def test_parameter_gradients_are_accumulated_in_float32(variant, stream, paramet
         assert relative(ours[name], expected[name]) < (1e-6 if parameter == f32 else 2e-3), name
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16, torch.float16, f64])
-def test_rms_norm_without_eps_takes_torchs(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "residual_dtype"), [(f32, None), (bf16, None), (torch.float16, None), (f64, None), (f32, f64)]
+)
+def test_rms_norm_without_eps_takes_torchs(dtype, residual_dtype):
     x = 1e-3 * torch.randn(4, 50).to(dtype)  # values small enough for eps to matter
-    expected = F.rms_norm(x.to(f64), (50,), eps=torch.finfo(f64 if dtype == f64 else f32).eps)
-    assert relative(F.rms_norm(x, (50,)), expected) < 2 * UNIT[dtype]
-    assert relative(addnorm.add_rms_norm(x, torch.zeros_like(x)), expected) < 2 * UNIT[dtype]
-    assert relative(addnorm.rms_norm(x), expected) < 2 * UNIT[dtype]
-
-
-def test_rms_norm_default_eps_follows_residual_dtype():
-    x = 1e-5 * torch.randn(4, 50)  # squares far below the epsilon of float32
-    y = addnorm.add_rms_norm(x, torch.zeros_like(x), residual_dtype=f64)
-    assert relative(y, F.rms_norm(x.to(f64), (50,), eps=torch.finfo(f64).eps)) < 2 * UNIT[f32]
+    wide = residual_dtype or dtype
+    expected = F.rms_norm(x.to(f64), (50,), eps=torch.finfo(f64 if wide == f64 else f32).eps)
+    y = addnorm.add_rms_norm(x, torch.zeros_like(x), residual_dtype=residual_dtype)
+    for result in (y, addnorm.rms_norm(x.to(wide)), F.rms_norm(x.to(wide), (50,))):
+        assert relative(result, expected) < 2 * UNIT[dtype]
 
 
 @pytest.mark.parametrize(
