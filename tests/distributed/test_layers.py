@@ -21,11 +21,11 @@ from support.parallel_models import (
     batch,
     check_gradients,
     encoder,
+    gradients_of,
     part,
     shard,
     share_folder,
     train,
-    whole,
 )
 
 # A pipeline is built from a program of torch.export, and torch.distributed warns while doing so.
@@ -121,13 +121,13 @@ def fsdp2_in_bfloat16():
     shard(model, *(connection.sublayer for connection in model.stack.connections), mp_policy=policy)
     x, dy = batch().float()
 
-    def gradients_of(model, x, dy):
+    def differentiate(model, x, dy):
         model.zero_grad()
         (model(x) * dy).mean().backward()
-        return {name: whole(p.grad) for name, p in model.named_parameters()}
+        return gradients_of(model)
 
-    halves = [gradients_of(plain, *pair) for pair in zip(x.bfloat16().chunk(2), dy.chunk(2), strict=True)]
-    for name, grad in gradients_of(model, part(x), part(dy)).items():
+    halves = [differentiate(plain, *pair) for pair in zip(x.bfloat16().chunk(2), dy.chunk(2), strict=True)]
+    for name, grad in differentiate(model, part(x), part(dy)).items():
         expected = sum(half[name].float() for half in halves) / 2
         torch.testing.assert_close(grad, expected, rtol=1e-6, atol=1e-9, msg=name)
 

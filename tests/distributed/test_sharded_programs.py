@@ -12,8 +12,8 @@ from addnorm.distributed import parallelize
 from support.distributed import case, make_test
 from support.dtensors import mesh_of
 from support.families import shake
-from support.instrumented_model import backward, step
-from support.parallel_models import assert_same_numbers, shard, whole
+from support.instrumented_model import step
+from support.parallel_models import assert_same_numbers, compare_steps, shard, whole
 from support.several_streams import make_mhc
 
 
@@ -41,59 +41,35 @@ def assert_same_program(found, wanted):
 
 
 def check_model(plain, sharded, x):
-    """Check all functions of a sharded model against the model before."""
+    """Check the functions of a sharded model against the model before."""
     wanted, found = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
     assert_same_program(found, wanted)
-    recordings = []
-    for model, inspection in ((plain, wanted), (sharded, found)):
-        recordings.append([step(model, x, gather=True)])
-        site = inspection.program.sites[1]
-        with addnorm.ablate(site):
-            recordings[-1].append(step(model, x, gather=True))
-        with addnorm.scale_write(site, 0.5):
-            model.zero_grad()
-            backward(model, x)
-    for ours, theirs in zip(*recordings[::-1], strict=True):
-        assert_same_numbers(ours, theirs)
-        assert ours.metadata.get("omitted") == theirs.metadata.get("omitted")
-        assert ours.metadata.get("note") == theirs.metadata.get("note")
-        assert ours.memory_maps.keys() == theirs.memory_maps.keys()
-        for name, (_, shares) in ours.memory_maps.items():
-            torch.testing.assert_close(shares, theirs.memory_maps[name][1])
-    for (name, p), (_, other) in zip(sharded.named_parameters(), plain.named_parameters(), strict=True):
-        torch.testing.assert_close(whole(p.grad), other.grad, msg=name)
-    parts, expected = addnorm.decompose(sharded, x), addnorm.decompose(plain, x)
-    torch.testing.assert_close(parts.memory_map()[1], expected.memory_map()[1])
-    wiring = wanted.program.wiring
-    assert addnorm.verify(sharded, x, wiring=wiring).agrees
+    compare_steps(sharded, plain, x, (found.program.sites[1], wanted.program.sites[1]))
+    assert addnorm.verify(sharded, x, wiring=wanted.program.wiring).agrees
+    assert_same_numbers(step(sharded, x, gather=True), step(plain, x, gather=True))
+
+
+def check_fsdp2(plain, sharded, x):
+    check_model(plain, sharded, x)
     assert addnorm.verify(sharded, x, like=plain).agrees
-    for model in (plain, sharded):
-        model.zero_grad(set_to_none=True)
-    assert_same_numbers(step(sharded, x, gather=True), recordings[0][0])
 
 
 @case(2)
 def fsdp2_of_mhc():
-    check_model(build(), shard_layers(build()), batch())
+    check_fsdp2(build(), shard_layers(build()), batch())
 
 
 @case(1, 2, slow=True)
 def fsdp2_of_other_wirings():
     for wiring in ("hyper_connections", "attention_residuals", "gated_residual"):
-        check_model(build(wiring), shard_layers(build(wiring)), batch())
-
-
-def record_loss(model, x):
-    with addnorm.record(model) as rec:
-        model(x).square().mean().backward()
-    return rec
+        check_fsdp2(build(wiring), shard_layers(build(wiring)), batch())
 
 
 @case(2, slow=True)
 def fsdp1_of_mhc():
     """No second backward runs, which ends the process, and no parameter is moved, whose memory may be freed."""
     x = batch()
-    wanted = record_loss(build(), x)
+    wanted = step(build(), x)
     for use_orig_params in (True, False):
         options = {"use_orig_params": use_orig_params, "device_id": torch.device("cpu")}
         plain, sharded = build(), build()
@@ -110,7 +86,7 @@ def fsdp1_of_mhc():
         assert "as they are" in str(verified)
         assert addnorm.verify(sharded, x, like=plain).agrees
         assert addnorm.decompose(sharded, x).closure < 1e-10
-        rec = record_loss(sharded, x)
+        rec = step(sharded, x)
         assert rec.metadata["omitted"] == {
             "gradients with frozen coefficients": "FullyShardedDataParallel allows no second backward: "
             "shard it with fully_shard"
@@ -125,33 +101,15 @@ def fsdp1_of_mhc():
 def fsdp2_of_a_model_by_hand():
     for form in ("stacked", "tuple"):
         sharded = fully_shard(make_mhc(form).double(), mesh=mesh_of())
-        check_model(make_mhc(form).double(), sharded, torch.randn(2, 5, 16, dtype=torch.float64))
+        check_fsdp2(make_mhc(form).double(), sharded, torch.randn(2, 5, 16, dtype=torch.float64))
 
 
-def check_tensor_parallelism(wiring, sequence_parallel=False):
-    plain, x = build(wiring), batch()
-    sharded = parallelize(build(wiring), mesh_of(), sequence_parallel=sequence_parallel)
-    wanted, found = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
-    if not sequence_parallel:
-        assert_same_program(found, wanted)
-        assert_same_numbers(step(sharded, x, gather=True), step(plain, x, gather=True))
-    assert found.closes
-    assert addnorm.verify(sharded, x, wiring=wiring).agrees
-    for arguments in ({"model": sharded, "like": plain}, {"model": plain, "like": sharded}):
+def check_tensor_parallelism(wiring):
+    plain, sharded, x = build(wiring), parallelize(build(wiring), mesh_of()), batch()
+    check_model(plain, sharded, x)
+    for model, like in ((sharded, plain), (plain, sharded)):
         with pytest.raises(ValueError, match="that tensor parallelism splits"):
-            addnorm.verify(arguments["model"], x, like=arguments["like"])
-    assert addnorm.decompose(sharded, x).closure < 1e-10
-    for s in (0.0, 0.5):
-        with addnorm.scale_write(found.program.sites[1], s):
-            rec = step(sharded, x)
-            y = sharded(x)
-        with addnorm.scale_write(wanted.program.sites[1], s):
-            expected = step(plain, x)
-            torch.testing.assert_close(y, plain(x))
-        if not sequence_parallel:
-            assert_same_numbers(rec, expected, ("params",))
-        write = [value for _, value in rec.series("write", "l2")]
-        assert (write[1] == 0.0) == (s == 0.0)
+            addnorm.verify(model, x, like=like)
 
 
 @case(2)
@@ -162,7 +120,23 @@ def tensor_parallel_streams():
 @case(2, slow=True)
 def tensor_parallel_streams_of_other_wirings():
     check_tensor_parallelism("attention_residuals")
-    check_tensor_parallelism("hyper_connections", sequence_parallel=True)
+
+
+@case(2, slow=True)
+def sequence_parallel_streams():
+    plain, x = build("hyper_connections"), batch()
+    sharded = parallelize(build("hyper_connections"), mesh_of(), sequence_parallel=True)
+    wanted, found = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
+    assert found.closes
+    assert addnorm.verify(sharded, x, wiring="hyper_connections").agrees
+    assert addnorm.decompose(sharded, x).closure < 1e-10
+    for s in (0.0, 0.5):
+        with addnorm.scale_write(found.program.sites[1], s):
+            rec, y = step(sharded, x), sharded(x)
+        with addnorm.scale_write(wanted.program.sites[1], s):
+            torch.testing.assert_close(y, plain(x))
+        write = [value for _, value in rec.series("write", "l2")]
+        assert (write[1] == 0.0) == (s == 0.0)
 
 
 @case(2)

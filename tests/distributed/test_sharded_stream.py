@@ -13,7 +13,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 import addnorm
 from addnorm.stream.dataflow import wrappers
 from support.distributed import case, make_test
-from support.parallel_models import assert_same_numbers, whole
+from support.equality import assert_same
+from support.instrumented_model import backward, compute_loss, step
+from support.parallel_models import assert_same_numbers, compare_steps, gradients_of
 from support.refusals import assert_raises
 from support.sharded_models import (
     LAYERS,
@@ -40,19 +42,6 @@ def describe(inspection):
     return inspection.wiring, inspection.closes, stream.width, stream.num_layers, sites
 
 
-def step(model, x=None):
-    loss = model(tokens() if x is None else x).square().mean()
-    loss.backward()
-    return float(loss.detach())
-
-
-def record(model, x=None, **options):
-    """Record one training step; return the recording and the loss."""
-    with addnorm.record(model, **options) as rec:
-        loss = step(model, x)
-    return rec, loss
-
-
 def assert_same_series(actual, expected, *names):
     """Compare series of recordings whose sites have other names."""
     for role, statistic in names:
@@ -60,49 +49,21 @@ def assert_same_series(actual, expected, *names):
         torch.testing.assert_close(values, wanted, rtol=1e-4, atol=1e-7)
 
 
-def assert_same_gradients(model, expected, rtol=1e-6):
-    actual, expected = (
-        {name: whole(p.grad) for name, p in m.named_parameters() if p.grad is not None} for m in (model, expected)
-    )
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=1e-7)
-
-
 def build_encoder():
     return torch_encoder(True, LAYERS, nn.LayerNorm(WIDTH))
 
 
 def check_model(make, build=build, inputs=tokens):
-    """Check all functions of a sharded model against the model before."""
-    plain, sharded, x = build(), make(build()), inputs()
+    """Check the functions of a sharded model against the model before."""
+    plain, sharded, unrecorded, x = build(), make(build()), make(build()), inputs()
     expected, actual = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
     assert describe(actual) == describe(expected), (describe(actual), describe(expected))
     assert actual.closes
     assert not actual.unknown, actual.unknown
-    rec, loss = record(plain, x)
-    sharded_rec, sharded_loss = record(sharded, x, gather=True)
-    assert abs(loss - sharded_loss) < 1e-6
-    assert_same_numbers(sharded_rec, rec, **ROUND_OFF)
-    assert sharded_rec.metadata.get("note") == rec.metadata.get("note")
-    assert (sharded_rec.memory_maps["stream"] is None) == (rec.memory_maps["stream"] is None)
-    unrecorded = make(build())
-    assert step(unrecorded, x) == sharded_loss
-    assert_same_gradients(sharded, unrecorded, rtol=0)
-    assert_same_gradients(sharded, plain, rtol=1e-5)
-    parts, expected = addnorm.decompose(sharded, x), addnorm.decompose(plain, x)
-    assert parts.closure < 1e-5
-    torch.testing.assert_close(parts.memory_map()[1], expected.memory_map()[1], rtol=1e-4, atol=1e-5)
-    check_ablation(plain, sharded, x)
-
-
-def check_ablation(plain, sharded, x):
-    """Check a training step without the write of one sublayer."""
-    losses = []
-    for model in (sharded, plain):
-        model.zero_grad()
-        with addnorm.ablate(addnorm.inspect(model, x).sites[1]):
-            losses.append(step(model, x))
-    assert abs(losses[0] - losses[1]) < 1e-6
-    assert_same_gradients(sharded, plain, rtol=1e-5)
+    step(sharded, x, gather=True)
+    backward(unrecorded, x)
+    assert_same(gradients_of(sharded), gradients_of(unrecorded))
+    compare_steps(sharded, plain, x, (actual.sites[1], expected.sites[1]), **ROUND_OFF)
 
 
 @case(1, 2)
@@ -144,10 +105,8 @@ def tensor_parallel_linears():
 def sequence_parallel_stream():
     plain, sharded, ids = build(), sequence_parallel(build()), tokens()
     assert describe(addnorm.inspect(sharded, ids)) == describe(addnorm.inspect(plain, ids))
-    rec, loss = record(plain)
-    sharded_rec, sharded_loss = record(sharded, gather=True)
-    assert abs(loss - sharded_loss) < 1e-6
-    assert_same_gradients(sharded, plain, rtol=1e-5)
+    rec, sharded_rec = step(plain, ids), step(sharded, ids, gather=True)
+    torch.testing.assert_close(gradients_of(sharded), gradients_of(plain), **ROUND_OFF)
     skipped = ("in", "out", "read", "raw", "write", "grad", "norm_in", "norm_final")
     assert_same_numbers(sharded_rec, rec, skipped, **ROUND_OFF)
     for role, statistic, combine in (
@@ -160,7 +119,10 @@ def sequence_parallel_stream():
         together = [combine(*both) for both in zip(*values, strict=True)]
         expected = [value for _, value in rec.series(role, statistic)]
         torch.testing.assert_close(torch.tensor(together), torch.tensor(expected), rtol=1e-5, atol=1e-7)
-    check_ablation(plain, sharded, ids)
+    for model in (plain, sharded):
+        with addnorm.ablate(addnorm.inspect(model, ids).sites[1]):
+            step(model, ids)
+    torch.testing.assert_close(gradients_of(sharded), gradients_of(plain), **ROUND_OFF)
 
 
 class AllReduced(nn.Module):
@@ -197,13 +159,11 @@ def fsdp2_bfloat16():
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     plain, sharded, ids = build().bfloat16(), shard(build(), mp_policy=policy), tokens()
     assert describe(addnorm.inspect(sharded, ids)) == describe(addnorm.inspect(plain, ids))
-    rec, loss = record(plain)
-    sharded_rec, sharded_loss = record(sharded, gather=True)
-    assert loss == sharded_loss
-    assert_same_numbers(sharded_rec, rec, skip=("params",), rtol=2e-2, atol=2e-2)
+    assert sharded(ids).equal(plain(ids))
+    assert_same_numbers(step(sharded, ids, gather=True), step(plain, ids), skip=("params",), rtol=2e-2, atol=2e-2)
     unrecorded = shard(build(), mp_policy=policy)
-    assert step(unrecorded) == sharded_loss
-    assert_same_gradients(sharded, unrecorded, rtol=0)
+    backward(unrecorded, ids)
+    assert_same(gradients_of(sharded), gradients_of(unrecorded))
 
 
 @case(1)
@@ -219,15 +179,14 @@ def fsdp2_casts_inputs():
 
 @case(2)
 def recording_in_one_process_alone_ends_before_it_communicates():
-    model, wrappers.PATIENCE = shard(build()), 0.5
-    first = step(model)
+    model, ids, wrappers.PATIENCE = shard(build()), tokens(), 0.5
+    expected = step(model, ids)
     if dist.get_rank() == 0:
         with pytest.raises(RuntimeError, match="process 1 did not begin"), addnorm.record(model):
-            step(model)
+            backward(model, ids)
     wrappers.PATIENCE = 30.0
     dist.barrier()
-    rec, loss = record(model)
-    assert (loss, len(rec.series("out", "rms"))) == (first, 5)
+    assert_same_numbers(step(model, ids), expected)
 
 
 def train(model, steps=3):
@@ -236,11 +195,11 @@ def train(model, steps=3):
     losses = []
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=False)
-        losses.append(step(model))
+        backward(model, tokens())
         optimizer.step()
         addnorm.inspect(model, tokens())  # must not leave gathered parameters, which the optimizer would not change
-        losses.append(float(model(tokens()).square().mean().detach()))
-        step(model)
+        losses.append(compute_loss(model(tokens())).item())
+        backward(model, tokens())
     return losses
 
 
@@ -264,7 +223,7 @@ def fsdp2_accumulates():
     for model in (build(), shard(build())):
         with addnorm.record(model, gather=True, accumulate=2) as rec:
             for _ in range(2):
-                step(model)
+                backward(model, tokens())
         recordings.append(rec)
     assert_same_numbers(recordings[1], recordings[0], **ROUND_OFF)
 
@@ -272,7 +231,7 @@ def fsdp2_accumulates():
 @case(2)
 def fsdp2_local_part():
     model = shard(build())
-    rec, _ = record(model)
+    rec = step(model, tokens())
     site = rec.sites[1].id
     names = [name for name, _ in model.named_parameters() if name.startswith("layers.0.attention.")]
     parameters = [model.get_parameter(name) for name in names]
@@ -293,17 +252,14 @@ def fsdp1():
         found, expected = addnorm.inspect(wrapped, ids), addnorm.inspect(plain, ids)
         assert (found.wiring, found.closes) == (expected.wiring, True)
         assert [site.kind for site in found.sites] == [site.kind for site in expected.sites]
-        rec, loss = record(plain)
-        wrapped_rec, wrapped_loss = record(wrapped)
-        assert abs(wrapped_loss - loss) < 1e-6
-        assert_same_series(wrapped_rec, rec, ("out", "rms"), ("write", "ratio"), ("grad", "l2"))
+        assert_same_series(step(wrapped, ids), step(plain, ids), ("out", "rms"), ("write", "ratio"), ("grad", "l2"))
         assert addnorm.decompose(wrapped, ids).closure < 1e-5
         with addnorm.ablate(found.sites[0]), torch.no_grad():
             ablated = wrapped(ids)
         with addnorm.ablate(expected.sites[0]), torch.no_grad():
             torch.testing.assert_close(ablated, plain(ids))
         with pytest.raises(ValueError, match="gather is True, expected False for FullyShardedDataParallel"):
-            record(wrapped, gather=True)
+            step(wrapped, ids, gather=True)
         with pytest.raises(ValueError, match="fuse the model first, and shard it then"):
             addnorm.fuse(wrapped, ids)
 
@@ -313,9 +269,7 @@ def ddp():
     plain, wrapped, ids = build(), nn.parallel.DistributedDataParallel(build()), tokens()
     assert describe(addnorm.inspect(wrapped.module, ids)) == describe(addnorm.inspect(plain, ids))
     assert addnorm.inspect(wrapped, ids).wiring == addnorm.inspect(plain, ids).wiring
-    (rec, loss), (wrapped_rec, wrapped_loss) = record(plain), record(wrapped)
-    assert abs(loss - wrapped_loss) < 1e-5
-    assert_same_series(wrapped_rec, rec, ("out", "rms"), ("params", "grad_l2"))
+    assert_same_series(step(wrapped, ids), step(plain, ids), ("out", "rms"), ("params", "grad_l2"))
 
 
 @case(1)

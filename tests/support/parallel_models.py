@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 import addnorm
 from addnorm.distributed import parallelize
 from support.dtensors import TOLERANCE, mesh_of
+from support.instrumented_model import backward, step
 from support.torch_transformers import randomize
 
 SIZES = {"d_model": 16, "nhead": 4, "dtype": torch.float64}
@@ -34,6 +35,11 @@ def packed(gradients):
     return result
 
 
+def gradients_of(model):
+    """Return the whole gradients of all parameters, under the names of the packed projections."""
+    return packed({name: whole(p.grad) for name, p in model.named_parameters()})
+
+
 def compare(model, *inputs, plans=(False, True), prepare=lambda model: None, **options):
     """Compare a model under both plans with one process: output, gradients of all parameters and of the inputs."""
     expected = run(model, inputs, options)
@@ -52,7 +58,7 @@ def run(model, inputs, options):
     torch.manual_seed(3)
     y = model(*arguments, **options)
     (y * torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))).sum().backward()
-    return y, packed({name: whole(p.grad) for name, p in model.named_parameters()}), [x.grad for x in arguments]
+    return y, gradients_of(model), [x.grad for x in arguments]
 
 
 def inputs(*shapes):
@@ -74,6 +80,31 @@ def assert_same_numbers(actual, expected, skip=(), rtol=1e-7, atol=1e-12):
         for rec in (actual, expected)
     )
     torch.testing.assert_close(*numbers, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def compare_steps(sharded, plain, x, sites, **tolerance):
+    """Compare steps and contributions of a sharded model with those of the model before.
+
+    The steps are recorded whole and without one write, and a backward runs with half of it; `sites` are its sites in both models.
+    """
+    recordings, gradients, maps = [], [], []
+    for model, site in zip((sharded, plain), sites, strict=True):
+        recordings.append([step(model, x, gather=True)])
+        with addnorm.ablate(site):
+            recordings[-1].append(step(model, x, gather=True))
+        with addnorm.scale_write(site, 0.5):
+            model.zero_grad()
+            backward(model, x)
+        gradients.append(gradients_of(model))
+        maps.append(addnorm.decompose(model, x).memory_map()[1])
+    for actual, expected in zip(*recordings, strict=True):
+        assert_same_numbers(actual, expected, **tolerance)
+        for key in ("omitted", "note"):
+            assert actual.metadata.get(key) == expected.metadata.get(key)
+        shares = ({name: entry and entry[1] for name, entry in rec.memory_maps.items()} for rec in (actual, expected))
+        torch.testing.assert_close(*shares, **tolerance)
+    torch.testing.assert_close(gradients[0], gradients[1], **tolerance)
+    torch.testing.assert_close(maps[0], maps[1], **tolerance)
 
 
 # Data parallelism
@@ -98,7 +129,7 @@ def train(model, select=part):
     x, dy = map(select, batch())
     model.zero_grad()
     (model(x) * dy).mean().backward()
-    return {name.removeprefix("module."): whole(p.grad) for name, p in model.named_parameters()}
+    return {name.removeprefix("module."): grad for name, grad in gradients_of(model).items()}
 
 
 def check_gradients(actual, model):
