@@ -187,7 +187,6 @@ def test_long_row_is_as_exact_as_torchs(d):
     assert_accurate(call, forward_and_backward(call, call, grad_outputs), grad_outputs)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5, "return_residual": True}], ids=["plain", "options"])
 def test_jagged_nested_tensors_are_computed_by_rows(options):
     values, weight, bias = torch.randn(8, 6), torch.randn(6, requires_grad=True), torch.randn(6, requires_grad=True)
@@ -204,7 +203,6 @@ def test_jagged_nested_tensors_are_computed_by_rows(options):
     assert_same(*results)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_branch_needs_the_offsets_of_residual():
     x, other = (
         torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)], layout=torch.jagged) for _ in range(2)
@@ -220,7 +218,6 @@ def test_nested_branch_needs_the_offsets_of_residual():
     assert addnorm.AddNorm(6)(x, x).shape == x.shape
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_normalized_dimensions_of_nested_tensors_are_whole():
     rows = torch.randn(8, 2, 6)
     x = torch.nested.nested_tensor_from_jagged(rows, torch.tensor([0, 3, 8]))

@@ -45,7 +45,6 @@ def test_inside_vmap_every_sample_is_written(variant):
         torch.testing.assert_close(tensors["branch"], expected["y"])
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=str)
 def test_forward_mode_writes_the_tangents(options):
     t, s, dt, ds = (torch.randn(4, 8, dtype=f64) for _ in range(4))

@@ -114,7 +114,6 @@ OPTIONS = (
 )
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize(("name", "options"), rotate([*EVERY], OPTIONS, 1))
 def test_second_derivatives_of_every_wiring(name, options):
     frozen = options.get("frozen")
@@ -137,7 +136,6 @@ def test_second_derivatives_of_every_wiring(name, options):
 
 
 @one_of_each_module
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_function_transforms(name):
     stack, x, v = make(name, f64), tokens(dtype=f64), tokens(dtype=f64)
     y, step = stack(x), 1e-6

@@ -28,8 +28,6 @@ NORMED = [name for name in SMOOTH if VARIANTS[name].norm != "none"]
 ADD_ONLY = [(name, "the stream alone") for name in SMOOTH if VARIANTS[name].norm == "none"]
 
 
-# torch compiles its own forward-mode formulas with its deprecated TorchScript.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize(
     ("variant", "used"),
     mark_slow(

@@ -18,7 +18,6 @@ from support.stream_stacks import WIRINGS, D, make
 
 pytestmark = [  # of torch's own code
     pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
 ]
 

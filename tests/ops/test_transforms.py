@@ -15,9 +15,6 @@ from support.oracle import added, exact, keep_mask
 from support.pairwise import rotate
 from support.stream_calls import in_float64, make_call
 
-# torch compiles its own forward-mode formulas with its deprecated TorchScript.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
-
 OPERATION = (
     "LayerNorm",
     "LayerNorm without either",

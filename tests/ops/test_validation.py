@@ -88,7 +88,6 @@ def test_norm_alone_names_its_own_argument(function, sentence):
     assert_raises(sentence, lambda: function(**REFUSED_ALONE[sentence]))
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_seed_is_refused_by_name():
     """torch refuses to tell the shape of a nested tensor."""
     t = torch.randn(4, 8)
@@ -137,7 +136,6 @@ def list_odd(t, is_written):
     return [FakeTensorMode().from_tensor(t), *odd, *[torch._neg_view(t.clone())] * is_written]
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("way", ["no grad", "grad", "in place", "out"])
 @pytest.mark.parametrize(
     "variant", ["LayerNorm", "everything, LayerNorm", "everything, RMSNorm", "everything, the add alone"]
