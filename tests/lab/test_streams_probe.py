@@ -112,9 +112,7 @@ def test_gains_compare_both_wirings():
     [
         ({"wiring": "post_ln"}, r"^wiring is 'post_ln', expected "),
         ({"sublayers": 5}, r"^sublayers is 5, expected an even number: attention"),
-        ({"sublayers": 0}, r"^sublayers is 0, expected "),
         ({"perturbation": -0.5}, r"^perturbation is -0\.5, expected a number that is not negative"),
-        ({"seed": 2**63}, r"^seed is 9223372036854775808, expected a whole number below 2\^63"),
     ],
 )
 def test_wrong_settings_are_rejected(arguments, message):

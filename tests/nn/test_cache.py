@@ -1,7 +1,7 @@
 """Tests of KeyValueCache: decoding, beams, drafts, failed calls, wrong use."""
 
 import copy
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -40,26 +40,22 @@ def test_decoding_in_chunks_matches_the_whole_sequence(chunks, batch_first, cros
     if not batch_first:
         x, memory = x.transpose(0, 1), memory.transpose(0, 1)
     named = {"memory": memory, "memory_key_mask": random_mask(BATCH, M)} if cross else {}
+    mask, keys = torch.randn(9, 9, dtype=f64), random_mask(BATCH, 9)
     cache = KeyValueCache(capacity=4)
     x.requires_grad_(grad)
     with torch.set_grad_enabled(grad):
-        expected = module(x, **named)
-        actual = torch.cat([module(step, cache=cache, **named) for step in x.split(chunks, dim=along)], dim=along)
+        expected = module(x, mask=mask, key_mask=keys, **named)
+        steps = [
+            module(step, mask=mask[end - step.shape[along] : end, :end], key_mask=keys[:, :end], cache=cache, **named)
+            for step, end in zip(x.split(chunks, dim=along), accumulate(chunks), strict=True)
+        ]
+        actual = torch.cat(steps, dim=along)
     assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     if grad:  # it reaches cached keys and values
         leaves, dy = [x, *module.parameters()], torch.randn_like(expected)
         gradients = [torch.autograd.grad(y, leaves, dy) for y in (actual, expected)]
         assert_close(*gradients, rtol=1e-11, atol=1e-11)
     assert cache.length == 9
-
-
-def test_masks_with_cache_have_an_entry_for_every_key():
-    module = decoder(cross=False)
-    x, keys, mask = torch.randn(BATCH, 9, D, dtype=f64), random_mask(BATCH, 9), torch.randn(9, 9, dtype=f64)
-    expected, cache, steps = module(x, mask=mask, key_mask=keys), KeyValueCache(), []
-    for begin, end in ((0, 3), (3, 4), (4, 9)):
-        steps.append(module(x[:, begin:end], mask=mask[begin:end, :end], key_mask=keys[:, :end], cache=cache))
-    assert_close(torch.cat(steps, 1), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_without_causality_queries_see_all_cached_keys():
@@ -164,22 +160,20 @@ def test_truncate_drops_last_tokens_and_clear_drops_all():
 # Wrong use
 
 
-def test_same_attention_twice_with_cache_raises():
-    attention, other = SelfAttention(16, 4, causal=True), torch.nn.Linear(16, 16)
-    stack = ResidualStack([attention, other, attention, other], 16)
-    x = torch.randn(1, 3, 16)
+SHARED = SelfAttention(16, 4, causal=True)
+REFUSED = {
+    "ValueError: sublayers[2] is sublayers[0] too and cache is given": ResidualStack([SHARED, torch.tanh] * 2, 16),
+    "ValueError: cache is given to a stack with checkpoint=True": ResidualStack(
+        block(16, 4, causal=True), 16, checkpoint=True
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_stack_that_cannot_use_a_cache_raises(sentence):
+    stack, x = REFUSED[sentence], torch.randn(1, 3, 16)
     stack(x)
-    assert_refused(
-        "ValueError: sublayers[2] is sublayers[0] too and cache is given", lambda: stack(x, cache=KeyValueCache())
-    )
-
-
-def test_checkpoint_with_cache_raises():
-    stack = ResidualStack(block(16, 4, causal=True), 16, checkpoint=True)
-    x = torch.randn(1, 3, 16)
-    assert_refused(
-        "ValueError: cache is given to a stack with checkpoint=True", lambda: stack(x, cache=KeyValueCache())
-    )
+    assert_refused(sentence, lambda: stack(x, cache=KeyValueCache()))
 
 
 @pytest.mark.parametrize("grad", [True, False])

@@ -228,10 +228,9 @@ REFUSED = {
     ".Subclass, expected torch.nn.TransformerEncoderLayer itself": lambda: nn.TransformerEncoder(
         Subclass(D, HEADS, batch_first=True), 1, enable_nested_tensor=False
     ),
-    ".RMSNorm, expected torch.nn.LayerNorm itself: what another class computes is not known": lambda: spoiled(
-        make_encoder, "layers.1.norm2", nn.RMSNorm(D)
+    ".ScaledNorm, expected torch.nn.LayerNorm itself: what another class computes is not known": lambda: spoiled(
+        make_encoder, "norm", ScaledNorm(D)
     ),
-    ".ScaledNorm, expected": lambda: spoiled(make_encoder, "norm", ScaledNorm(D)),
     "ValueError: module.norm is over (7, 24), expected (24,)": lambda: spoiled(make_encoder, "norm", nn.LayerNorm((SOURCE, D))),
     "TypeError: module.encoder is torch.nn.modules.linear.Identity, expected torch.nn.TransformerEncoder": lambda: spoiled(
         make_transformer, "encoder", nn.Identity()

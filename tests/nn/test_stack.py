@@ -156,7 +156,6 @@ REFUSED = {
     "b is 1.0, Learned(init=0.5, shared=True) in the rows of one layer": lambda: stack_of(
         2, Wiring("odd", lambda at: Row(b=addnorm.Learned(0.5, shared=True) if at.sublayer else 1.0))
     ),
-    "wiring is 'resi_dual', expected one of rows": lambda: addnorm.SublayerConnection(Mlp(), D, "resi_dual"),
     "d_model is 0, expected a whole number from 1": lambda: ResidualStack([Mlp()], 0),
     "d_model is 16.5, expected a whole number": lambda: addnorm.SublayerConnection(Mlp(), 16.5, "no_norm"),
     "eps is -1, expected a number that is not negative": lambda: stack_of(2, eps=-1),

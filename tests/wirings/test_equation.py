@@ -244,8 +244,8 @@ def test_explain_tells_the_symbols_that_occur():
     assert "SK(Z)" not in explain(wirings.independent_hc().equation())
 
 
-@pytest.mark.parametrize("width", [24])
-def test_str_and_wrap_equation_keep_the_equation(width):
+def test_str_and_wrap_equation_keep_the_equation():
+    width = 24
     for wiring in wirings.list_all():
         text = wiring.equation()
         line = str(wiring).removeprefix(f"{wiring.name}: ")
