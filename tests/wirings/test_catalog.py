@@ -26,19 +26,13 @@ def test_names_are_taken_as_the_field_writes_them(name):
     assert wirings.get(name) == wirings.as_wiring(name) == wirings.post_ln()
 
 
-# DeepNorm
-
-
 # Factors
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "gamma"), [(1, 1e-4), (12, 1e-4), (23, 1e-4), (24, 1e-5), (35, 1e-5), (36, 1e-6), (48, 1e-6)]
-)
+@pytest.mark.parametrize(("num_layers", "gamma"), [(23, 1e-4), (24, 1e-5), (35, 1e-5), (36, 1e-6)])
 def test_layer_scale_starts_as_in_cait(num_layers, gamma):
     assert set(wirings.layer_scale().rows(num_layers)) == {Row(norm_in=True, b=Learned(gamma, per_feature=True))}
     assert set(wirings.layer_scale(0.1).rows(num_layers)) == {Row(norm_in=True, b=Learned(0.1, per_feature=True))}
-    assert wirings.layer_scale().ends_in_norm(num_layers)
 
 
 DEPTHS = [Place(layer, sublayer, 3, 3) for layer in range(3) for sublayer in range(3)]  # decoder layers: 9 sublayers

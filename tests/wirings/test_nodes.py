@@ -1,5 +1,6 @@
 """Tests of the autograd nodes of computed coefficients, which save little for the backward: they equal their formulas."""
 
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -49,14 +50,20 @@ CASES = {
 }
 
 
-def gradients(compute, arguments, frozen=None, create_graph=False, place=None):
-    """Return the outputs, and the gradients of all tensors but one; the backward runs in the context `place`."""
+def gradients(compute, arguments, frozen=None, create_graph=False, place=None, batch=()):
+    """Return the outputs, and the gradients of all tensors but one; the backward runs in the context `place`.
+
+    `batch` is the shape of several cotangents, which are differentiated at once.
+    """
     inputs = [t.detach() if isinstance(t, torch.Tensor) else t for t in arguments]
     leaves = [t.requires_grad_() for i, t in enumerate(inputs) if isinstance(t, torch.Tensor) and i != frozen]
     outputs = [t for t in compute(*inputs) if t is not None and t.requires_grad]
-    cotangents = [torch.linspace(-1, 2, t.numel(), dtype=t.dtype).reshape(t.shape).sin() for t in outputs]
+    n = math.prod(batch)
+    cotangents = [torch.linspace(-1, 2, n * t.numel(), dtype=t.dtype).reshape(*batch, *t.shape).sin() for t in outputs]
     with place or nullcontext():
-        first = torch.autograd.grad(outputs, leaves, cotangents, create_graph=create_graph)
+        first = torch.autograd.grad(
+            outputs, leaves, cotangents, create_graph=create_graph, is_grads_batched=bool(batch)
+        )
     if not create_graph:
         return [*outputs, *first]
     return torch.autograd.grad(sum(t.sin().sum() for t in first), leaves)
@@ -82,14 +89,7 @@ def test_node_equals_its_formula(name, shape, dtype):
 def test_node_takes_several_cotangents_at_once(name):
     (node, formula), make = CASES[name]
     arguments = [t.double() if isinstance(t, torch.Tensor) else t for t in make((2, 3), f32)]
-    found = []
-    for compute in (node.apply, formula):
-        leaves = [t.detach().requires_grad_() for t in arguments if isinstance(t, torch.Tensor)]
-        rest = iter(leaves)
-        outputs = compute(*(next(rest) if isinstance(t, torch.Tensor) else t for t in arguments))
-        outputs = [t for t in outputs if t is not None and t.requires_grad]
-        several = [torch.linspace(-1, 2, 3 * t.numel(), dtype=f64).view(3, *t.shape).sin() for t in outputs]
-        found.append(torch.autograd.grad(outputs, leaves, several, is_grads_batched=True))
+    found = (gradients(compute, arguments, batch=(3,)) for compute in (node.apply, formula))
     assert_close(*found, rtol=1e-12, atol=1e-12)  # of float64: the sums are in another order
 
 
