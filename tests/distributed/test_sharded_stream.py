@@ -14,7 +14,7 @@ import addnorm
 from addnorm.stream.dataflow import wrappers
 from support.distributed import case, make_test
 from support.equality import assert_same
-from support.instrumented_model import backward, compute_loss, step
+from support.instrumented_model import backward, compute_loss, record, step
 from support.parallel_models import assert_same_numbers, compare_steps, gradients_of
 from support.refusals import assert_raises
 from support.sharded_models import (
@@ -87,13 +87,9 @@ def fsdp2_in_one_process():
 @case(1, slow=True)
 def fsdp2_of_torchs_layers():
     """In evaluation, where torch's layers take their fast path if no gradient is needed."""
-    x, recordings = torch.randn(2, 5, WIDTH), []
+    x = torch.randn(2, 5, WIDTH)
     check_model(shard, build_encoder, lambda: x)
-    for model in (shard(build_encoder()), build_encoder()):
-        with addnorm.record(model) as rec, torch.no_grad():
-            model(x)
-        recordings.append(rec)
-    assert_same_numbers(*recordings, **ROUND_OFF)
+    assert_same_numbers(record(shard(build_encoder()), x), record(build_encoder(), x), **ROUND_OFF)
 
 
 @case(2)
@@ -147,11 +143,7 @@ def all_reduce_by_hand():
         found, expected = addnorm.inspect(reduced, ids), addnorm.inspect(plain, ids)
         assert [site.kind for site in found.sites] == [site.kind for site in expected.sites]
         assert found.closes
-        with addnorm.record(plain) as rec:
-            plain(ids)
-        with addnorm.record(reduced) as actual:
-            reduced(ids)
-    assert_same_series(actual, rec, ("raw", "l2"), ("write", "l2"), ("out", "l2"))
+    assert_same_series(record(reduced, ids), record(plain, ids), ("raw", "l2"), ("write", "l2"), ("out", "l2"))
 
 
 @case(2, slow=True)
