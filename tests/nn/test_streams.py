@@ -142,26 +142,11 @@ def test_norm_of_the_embedding_has_residual_dtype(name):
     assert {t.dtype for t in find_tensors(tuple(states))} == {bf16}
 
 
-@pytest.mark.parametrize("residual_dtype", [None, f32])
-def test_norms_of_streams_are_not_rounded_before_the_read(residual_dtype):
-    seen = []
-    stage = Stage(2, (1.0, -1.0), inject=(1.0, 1.0), norm_streams=True, norm_in=True)
-    stack = ResidualStack(
-        [lambda x: seen.append(x) or x], D, Wiring("difference", stage, embedding=(1.0, 1.0), head=Head(2, (1.0, 0.0))),
-        residual_dtype=residual_dtype,
-    )  # fmt: skip
-    torch.nn.init.constant_(stack.connections[0].norm_streams["0"].weight, 1 + 2**-9)  # nothing in bfloat16
-    x = tokens(dtype=bf16)
-    stack(x)
-    normed = torch.nn.functional.layer_norm(x.double(), (D,), eps=1e-5)
-    expected = torch.nn.functional.layer_norm(normed * 2**-9, (D,), eps=1e-5)
-    assert relative(seen[0], expected) < 0.01
-
-
 SMALL = 2**-9  # 1 + SMALL is 1 in bfloat16
 STATIC = Computed(coefficients.HyperConnection, {"dynamic": False})
 CONSTANTS = {  # a wiring that leaves SMALL times x where its constants are not rounded, and what its sublayer returns for x
     "read": (Stage(2, (1 + SMALL, -1.0), inject=(1.0, 1.0), norm_in=True), Head(2, (1.0, 0.0)), 0.0),
+    "read of norms": (Stage(2, (1.0, -1.0), inject=(1.0, 1.0), norm_streams=True, norm_in=True), Head(2, (1.0, 0.0)), 0.0),
     "head of streams in one tensor": (Stage(2, coefficients=STATIC, norm_in=True), Head(2, (1 + SMALL, -1.0)), 0.0),
     "write to streams in one tensor": (
         Stage(2, coefficients=Computed(coefficients.SigmoidRead), inject=(1 + SMALL, 1.0), norm_in=True), Head(2, (-1.0, 0.0)), -1.0,
@@ -169,14 +154,18 @@ CONSTANTS = {  # a wiring that leaves SMALL times x where its constants are not 
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("residual_dtype", [None, f32])
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_constants_are_not_rounded_to_the_dtype_of_the_streams(name):
+def test_constants_and_norms_of_streams_are_not_rounded(name, residual_dtype):
     stage, head, factor = CONSTANTS[name]
-    x, seen = tokens(dtype=bf16), []
+    x, seen = torch.nn.functional.layer_norm(tokens(dtype=bf16), (D,)), []
     wiring = Wiring("small", stage, embedding=(1.0, 1.0), head=head, final_norm=True)
-    y = ResidualStack([lambda read: seen.append(read) or factor * x], D, wiring)(x)
+    stack = ResidualStack([lambda read: seen.append(read) or factor * x], D, wiring, residual_dtype=residual_dtype)
+    if name == "read of norms":
+        torch.nn.init.constant_(stack.connections[0].norm_streams["0"].weight, 1 + SMALL)
+    y = stack(x)
     expected = torch.nn.functional.layer_norm(SMALL * x.double(), (D,), eps=1e-5)
-    assert relative(seen[0] if name == "read" else y, expected) < 0.01
+    assert relative(seen[0] if "read" in name else y, expected) < 0.01
 
 
 @each
