@@ -4,8 +4,6 @@ Inductor is the backend where its generated code could matter. Elsewhere it is a
 faster.
 """
 
-import itertools
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
@@ -13,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import addnorm
 from addnorm.ops.schema import ForwardArguments
-from support.pairwise import mark_slow, some
+from support.pairwise import rotate, some, with_values
 
 pytestmark = [
     # torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
@@ -48,10 +46,6 @@ D = 24
 WEIGHT, BIAS, SEED = torch.linspace(0.5, 1.5, D), torch.linspace(-1.0, 1.0, D), torch.tensor(3)
 
 
-def add_norm_module():
-    return addnorm.AddNorm(D, dropout=0.1)
-
-
 def stack(wiring="pre_ln"):
     torch.manual_seed(0)
     wrap = addnorm.ResidualStack([torch.nn.Linear(D, D) for _ in range(2)], D, wiring=wiring)
@@ -65,7 +59,7 @@ ENTRIES = {
     "rms, dropout": lambda: lambda x, b: addnorm.add_rms_norm(x, b, WEIGHT, dropout_p=0.3),
     "residual, dropout": lambda: lambda x, b: addnorm.add_residual(x, b, dropout_p=0.3),
     "layer_norm": lambda: lambda x, b: addnorm.layer_norm(x, WEIGHT, BIAS),
-    "AddNorm": add_norm_module,
+    "AddNorm": lambda: addnorm.AddNorm(D, dropout=0.1),
     "ResidualStack": stack,
     "streams": lambda: stack(addnorm.wirings.mhc(2, iterations=2)),
 }
@@ -75,20 +69,16 @@ INTO_MEMORY = {
 }
 
 
-EVERY = [
-    *itertools.product(ENTRIES, ["op"], [False, True]), *itertools.product(["y and stream", "ResidualStack"], ["formula"], [True]),
-    *itertools.product(INTO_MEMORY, ["op"], [False]),
-]  # fmt: skip
-# Each operator and module once, with or without gradients, and one formula.
-DEFAULT = [
-    *itertools.product(["y", "rms, dropout", "ResidualStack", "out"], ["op"], [False]),
-    *itertools.product(["y and stream", "residual, dropout", "layer_norm", "AddNorm", "streams"], ["op"], [True]),
-    ("y and stream", "formula", True),
+# Each function and module, with or without gradients.
+TABLE = [
+    *with_values(rotate([*ENTRIES], [False, True], 1), "op"),
+    *((name, False, "op") for name in INTO_MEMORY),
+    ("y and stream", True, "formula"),
 ]
 
 
-@pytest.mark.parametrize(("name", "form", "grad"), mark_slow(EVERY, DEFAULT))
-def test_second_batch_size_makes_the_graph_dynamic(name, form, grad):
+@pytest.mark.parametrize(("name", "grad", "form"), TABLE)
+def test_second_batch_size_makes_the_graph_dynamic(name, grad, form):
     """Each result is compared with that of eager mode."""
     addnorm.set_compile_mode(form)
     entry, counter, counts = (ENTRIES | INTO_MEMORY)[name](), CompileCounterWithBackend("aot_eager"), []

@@ -93,18 +93,12 @@ def test_weight_that_cannot_be_inverted_is_refused(weight, bias, offset, text):
     addnorm.add_layer_norm(x, x, *parameters, weight_offset=offset).sum().backward()
 
 
-def test_second_derivative_is_refused():
+def test_saved_y_allows_no_second_derivative_and_no_change():
     x = torch.randn(2, D, requires_grad=True)
     with addnorm.save_outputs():
         y = addnorm.add_layer_norm(x, x)
     with pytest.raises(RuntimeError, match="Second derivatives need z"):
         torch.autograd.grad(y.square().sum(), x, create_graph=True)
-
-
-def test_y_changed_in_place_is_noticed():
-    x = torch.randn(2, D, requires_grad=True)
-    with addnorm.save_outputs():
-        y = addnorm.add_layer_norm(x, x)
     y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
