@@ -1,7 +1,6 @@
 """Tests of `addnorm.lab.comparison` and `addnorm.lab.results` on planted results; nothing is trained."""
 
 import math
-import random
 from dataclasses import replace
 
 import pytest
@@ -66,15 +65,6 @@ def test_ranking_requires_more_than_chance(a, b, clear):
         assert sentence.startswith("At 2 layers there is no clear difference between a and b: a ")
     (turned,) = sentences("loss", *seeds("a", *b), *seeds("b", *a))
     assert ("b has the lowest test loss, below a" in turned) == clear
-
-
-def test_ranking_of_equal_wirings_is_rarely_clear():
-    draws = random.Random(0)
-    false = 0
-    for _ in range(200):
-        runs = [run for name in "abcdef" for run in seeds(name, *(draws.gauss(1, 0.1) for _ in range(3)))]
-        false += "has the lowest test loss" in sentences("loss", *runs)[0]
-    assert false <= 20, "31% without the correction for 15 pairs"
 
 
 def test_differences_have_simultaneous_intervals():

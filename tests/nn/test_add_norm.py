@@ -60,9 +60,9 @@ def test_dropout_is_active_in_training_only():
 
 def test_repr_has_the_settings():
     assert repr(AddNorm(8)) == "AddNorm((8,), norm='layer', eps=1e-05)"
-    shown = repr(AddNorm(8, "rms", dropout=0.1, residual_scale=2.0, layer_scale=0.1, residual_dtype=torch.float32))
-    for part in ("eps=None", "dropout=0.1", "residual_scale=2.0", "layer_scale=0.1", "residual_dtype=torch.float32"):
-        assert part in shown
+    options = {"dropout": 0.1, "residual_scale": 2.0, "layer_scale": 0.1, "residual_dtype": torch.float32}
+    shown = ", ".join(f"{name}={value}" for name, value in options.items())
+    assert repr(AddNorm(8, "rms", **options)) == f"AddNorm((8,), norm='rms', eps=None, {shown})"
 
 
 REFUSED = {
