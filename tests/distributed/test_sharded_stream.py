@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 import addnorm
 from addnorm.stream.dataflow import wrappers
 from support.distributed import case, make_test
+from support.dtensors import mesh_of
 from support.equality import assert_same
 from support.instrumented_model import backward, compute_loss, record, step
 from support.parallel_models import assert_same_numbers, compare_steps, gradients_of
@@ -22,7 +23,6 @@ from support.sharded_models import (
     WIDTH,
     Model,
     build,
-    mesh,
     sequence_parallel,
     shard,
     tensor_parallel,
@@ -74,7 +74,7 @@ def fsdp2_layers():
 @case(2, slow=True)
 def fsdp2_in_other_ways():
     check_model(shard, partial(build, post=True))
-    check_model(lambda model: fully_shard(model, mesh=mesh()))
+    check_model(lambda model: fully_shard(model, mesh=mesh_of()))
     check_model(lambda model: shard(model, reshard_after_forward=False))
 
 

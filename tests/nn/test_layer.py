@@ -142,7 +142,6 @@ def compile_connection(stack):
 
 
 WRAPPERS = {
-    "no wrapper": lambda stack: None,
     "checkpointed layers": partial(wrap_checkpoints, kind=ResidualLayer),
     "checkpointed connections": partial(wrap_checkpoints, kind=SublayerConnection),
     "compiled layer": compile_layer,

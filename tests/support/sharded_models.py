@@ -1,10 +1,7 @@
 """A small language model, and ways to shard it."""
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -14,8 +11,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from support import parallel_models
+from support.dtensors import mesh_of
 from support.stacks import D as WIDTH
 from support.stacks import Mlp
+from support.torch_transformers import randomize
 
 HEADS, LAYERS = 4, 2
 
@@ -66,26 +66,15 @@ class Model(nn.Module):
 
 def build(post=False):
     torch.manual_seed(0)
-    model = Model(post)
-    with torch.no_grad():
-        for norm in (m for m in model.modules() if isinstance(m, nn.LayerNorm)):
-            norm.weight.uniform_(0.5, 1.5)
-            norm.bias.normal_()
-    return model
+    return randomize(Model(post), size=0.3)
 
 
 def tokens():
     return torch.randint(0, 20, (2, 6), generator=torch.Generator().manual_seed(1))
 
 
-def mesh():
-    return init_device_mesh("cpu", (dist.get_world_size(),))
-
-
 def shard(model, **options):
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh(), **options)
-    return fully_shard(model, mesh=mesh(), **options)
+    return parallel_models.shard(model, *model.layers, **options)
 
 
 def tensor_parallel(model):
@@ -94,7 +83,7 @@ def tensor_parallel(model):
         for name in ("attention.q", "attention.k", "attention.v", "feed_forward.up"):
             plan[f"layers.{k}.{name}"] = ColwiseParallel()
         plan[f"layers.{k}.attention.o"] = plan[f"layers.{k}.feed_forward.down"] = RowwiseParallel()
-    return parallelize_module(model, mesh(), plan)
+    return parallelize_module(model, mesh_of(), plan)
 
 
 def sequence_parallel(model):
@@ -113,9 +102,9 @@ def sequence_parallel(model):
             plan[f"{layer}.{name}"] = RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
     plan["norm"] = SequenceParallel()
     plan["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
-    model = parallelize_module(model, mesh(), plan)
+    model = parallelize_module(model, mesh_of(), plan)
     for layer in model.layers:
         for name in ("scale1", "scale2"):
-            replicated = DTensor.from_local(getattr(layer, name).data, mesh(), [Replicate()])
+            replicated = DTensor.from_local(getattr(layer, name).data, mesh_of(), [Replicate()])
             setattr(layer, name, nn.Parameter(replicated))
     return model
