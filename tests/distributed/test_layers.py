@@ -10,6 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import SplitPoint, pipeline
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing import assert_close
 
 import addnorm
 from addnorm import SublayerConnection
@@ -110,7 +111,7 @@ def fsdp2_of_several_streams():
         check_gradients(train(shard(model, *model.stack.layers)), encoder(wiring))
         half = encoder(wiring).float()
         y = shard(half, *half.stack.layers, mp_policy=policy)(x).float()
-        torch.testing.assert_close(y, encoder(wiring).float()(x), rtol=0.05, atol=0.05)
+        assert_close(y, encoder(wiring).float()(x), rtol=0.05, atol=0.05)
 
 
 @case(2)
@@ -129,7 +130,7 @@ def fsdp2_in_bfloat16():
     halves = [differentiate(plain, *pair) for pair in zip(x.bfloat16().chunk(2), dy.chunk(2), strict=True)]
     for name, grad in differentiate(model, part(x), part(dy)).items():
         expected = sum(half[name].float() for half in halves) / 2
-        torch.testing.assert_close(grad, expected, rtol=1e-6, atol=1e-9, msg=name)
+        assert_close(grad, expected, rtol=1e-6, atol=1e-9, msg=name)
 
 
 @case(2)
@@ -178,8 +179,8 @@ def without_uses_gathered_parameters():
         expected, all_writes = stack.without(1)(x), stack(x)
         shard(stack, *[m for m in stack.modules() if isinstance(m, ResidualLayer | SublayerConnection)][::-1])
         stack(x).sum().backward()
-        torch.testing.assert_close(stack.without(1)(x), expected)
-        torch.testing.assert_close(stack(x), all_writes)
+        assert_close(stack.without(1)(x), expected)
+        assert_close(stack(x), all_writes)
 
 
 @case(2, slow=True)
@@ -187,7 +188,7 @@ def without_under_tensor_parallelism():
     x, _ = batch()
     for sequence_parallel in (False, True):
         model = parallelize(encoder("layer_scale"), mesh_of(), sequence_parallel=sequence_parallel)
-        torch.testing.assert_close(model.stack.without(2)(x), encoder("layer_scale").stack.without(2)(x))
+        assert_close(model.stack.without(2)(x), encoder("layer_scale").stack.without(2)(x))
 
 
 @case(1)

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing import assert_close
 
 import addnorm
 from addnorm.distributed import SequenceParallel, parallelize, split_projections, tensor_parallel_plan
@@ -127,7 +128,7 @@ def incremental_decoding_equals_one_process():
         cache = addnorm.nn.KeyValueCache()
         with torch.no_grad():
             steps = [ours(token, memory, cache=cache) for token in x.split(1, dim=1)]
-            torch.testing.assert_close(torch.cat(steps, dim=1), model(x, memory), **TOLERANCE)
+            assert_close(torch.cat(steps, dim=1), model(x, memory), **TOLERANCE)
 
 
 @case(2)
@@ -137,13 +138,13 @@ def states_load_into_sharded_models_and_back():
     ours = parallelize(other, mesh_of())
     full = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(ours, split_projections(model) if dist.get_rank() == 0 else {}, options=full)
-    torch.testing.assert_close(ours(x, memory), model(x, memory), **TOLERANCE)
+    assert_close(ours(x, memory), model(x, memory), **TOLERANCE)
     back.load_state_dict(get_model_state_dict(ours, options=StateDictOptions(full_state_dict=True)))
-    torch.testing.assert_close(back(x, memory), model(x, memory), **TOLERANCE)
+    assert_close(back(x, memory), model(x, memory), **TOLERANCE)
     folder = share_folder()
     checkpoint.save(get_model_state_dict(ours), checkpoint_id=folder)
     checkpoint.load(split_projections(filled), checkpoint_id=folder)
-    torch.testing.assert_close(filled(x, memory), model(x, memory), **TOLERANCE)
+    assert_close(filled(x, memory), model(x, memory), **TOLERANCE)
     packed = {name: 0 * t for name, t in model.state_dict().items() if ".in_proj." in name}
     ours.load_state_dict(packed, strict=False)
     query = ours.state_dict()["stack.layers.0.connections.0.sublayer.in_proj.q.weight"]
@@ -165,7 +166,7 @@ def optimizers_step_as_one_process():
                 m(x).square().sum().backward()
                 torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
                 optimizer.step()
-        torch.testing.assert_close(ours(x), model(x), **TOLERANCE)
+        assert_close(ours(x), model(x), **TOLERANCE)
 
 
 @case(2)
@@ -206,11 +207,11 @@ def sequence_parallel_norms_equal_one_process():
         parallelize_module(ours, mesh, plan)
         y = ours(distribute_tensor(x, mesh, [Shard(1)]))
         expected = model(x)
-        torch.testing.assert_close(y, expected.chunk(2, dim=1)[dist.get_rank()], **TOLERANCE)
+        assert_close(y, expected.chunk(2, dim=1)[dist.get_rank()], **TOLERANCE)
         model.zero_grad()
         expected.square().sum().backward()
         y.square().sum().backward()
-        torch.testing.assert_close(gradients_of(ours), gradients_of(model), **TOLERANCE)
+        assert_close(gradients_of(ours), gradients_of(model), **TOLERANCE)
 
 
 @case(2)
@@ -222,7 +223,7 @@ def meta_models_are_parallelized_before_they_have_values():
     state = parallelize(copy.deepcopy(model), mesh_of()).state_dict()
     ours.load_state_dict(state)
     (x,) = inputs((2, 6, 16))
-    torch.testing.assert_close(ours(x), model(x), **TOLERANCE)
+    assert_close(ours(x), model(x), **TOLERANCE)
 
 
 @case(4, slow=True)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
+from torch.testing import assert_close
 
 import addnorm
 from addnorm.stream.dataflow import wrappers
@@ -46,7 +47,7 @@ def assert_same_series(actual, expected, *names):
     """Compare series of recordings whose sites have other names."""
     for role, statistic in names:
         values, wanted = (torch.tensor([v for _, v in rec.series(role, statistic)]) for rec in (actual, expected))
-        torch.testing.assert_close(values, wanted, rtol=1e-4, atol=1e-7)
+        assert_close(values, wanted, rtol=1e-4, atol=1e-7)
 
 
 def build_encoder():
@@ -102,7 +103,7 @@ def sequence_parallel_stream():
     plain, sharded, ids = build(), sequence_parallel(build()), tokens()
     assert describe(addnorm.inspect(sharded, ids)) == describe(addnorm.inspect(plain, ids))
     rec, sharded_rec = step(plain, ids), step(sharded, ids, gather=True)
-    torch.testing.assert_close(gradients_of(sharded), gradients_of(plain), **ROUND_OFF)
+    assert_close(gradients_of(sharded), gradients_of(plain), **ROUND_OFF)
     skipped = ("in", "out", "read", "raw", "write", "grad", "norm_in", "norm_final")
     assert_same_numbers(sharded_rec, rec, skipped, **ROUND_OFF)
     for role, statistic, combine in (
@@ -114,11 +115,11 @@ def sequence_parallel_stream():
         dist.all_gather_object(values, [value for _, value in sharded_rec.series(role, statistic)])
         together = [combine(*both) for both in zip(*values, strict=True)]
         expected = [value for _, value in rec.series(role, statistic)]
-        torch.testing.assert_close(torch.tensor(together), torch.tensor(expected), rtol=1e-5, atol=1e-7)
+        assert_close(torch.tensor(together), torch.tensor(expected), rtol=1e-5, atol=1e-7)
     for model in (plain, sharded):
         with addnorm.ablate(addnorm.inspect(model, ids).sites[1]):
             step(model, ids)
-    torch.testing.assert_close(gradients_of(sharded), gradients_of(plain), **ROUND_OFF)
+    assert_close(gradients_of(sharded), gradients_of(plain), **ROUND_OFF)
 
 
 class AllReduced(nn.Module):
@@ -202,7 +203,7 @@ def fsdp2_training():
         with addnorm.record(model, gather=True) as rec:
             losses.append(train(model))
         recordings.append(rec)
-    torch.testing.assert_close(torch.tensor(losses[1:]), torch.tensor([losses[0]] * 2), rtol=1e-4, atol=1e-6)
+    assert_close(torch.tensor(losses[1:]), torch.tensor([losses[0]] * 2), rtol=1e-4, atol=1e-6)
     for rec in recordings[1:]:
         assert_same_numbers(rec, recordings[0], rtol=1e-2, atol=1e-4)
         assert rec.balances["stream"].closure < 1e-5
@@ -248,7 +249,7 @@ def fsdp1():
         with addnorm.ablate(found.sites[0]), torch.no_grad():
             ablated = wrapped(ids)
         with addnorm.ablate(expected.sites[0]), torch.no_grad():
-            torch.testing.assert_close(ablated, plain(ids))
+            assert_close(ablated, plain(ids))
         with pytest.raises(ValueError, match="gather is True, expected False for FullyShardedDataParallel"):
             step(wrapped, ids, gather=True)
         with pytest.raises(ValueError, match="fuse the model first, and shard it then"):
@@ -274,7 +275,7 @@ def sharded_models_are_refused():
         "DistributedDataParallel, expected ", lambda: addnorm.fuse(wrapped, ids)
     )
     assert addnorm.fuse(wrapped.module, ids).fused
-    torch.testing.assert_close(wrapped(ids), build()(ids))
+    assert_close(wrapped(ids), build()(ids))
     copied = "sharded by FSDP and cannot be copied, which float64=True needs"
     assert_raises(copied, lambda: addnorm.inspect(shard(build()), ids, float64=True))
     with torch.device("meta"):

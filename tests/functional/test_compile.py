@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing import assert_close
 
 import addnorm
 from addnorm.ops.schema import ForwardArguments
@@ -93,10 +94,10 @@ def test_second_batch_size_makes_the_graph_dynamic(name, grad, form):
             outputs.append(y if isinstance(y, tuple) else (y,))
             if grad:
                 sum(t.square().sum() for t in outputs[-1]).backward()
-        torch.testing.assert_close(*outputs)
-        torch.testing.assert_close(inputs, copies)  # in-place calls write them
+        assert_close(*outputs)
+        assert_close(inputs, copies)  # in-place calls write them
         for mine, want in zip(inputs, copies, strict=True):
-            torch.testing.assert_close(mine.grad, want.grad, rtol=1e-4, atol=1e-5)
+            assert_close(mine.grad, want.grad, rtol=1e-4, atol=1e-5)
         counts.append(counter.frame_count)
     assert counts == [1, 2, 2]
 
@@ -122,7 +123,7 @@ def test_changing_tensors_and_offsets_do_not_recompile(name):
     for k in range(1, 5):
         value = CHANGING[name](k)
         y, want = compiled(x, branch, value), function(x, branch, value)
-        torch.testing.assert_close(y, want)
+        assert_close(y, want)
         counts.append(counter.frame_count)
     assert counts == ([1, 2, 2, 2] if name == "offset" else [1] * 4)
 
@@ -179,4 +180,4 @@ def test_gradient_between_two_graphs_has_a_derivative(call):
     expected = second_order(force)
     result = second_order(torch.compile(force, backend="eager"))
     assert len(expected) >= 3
-    torch.testing.assert_close(result, expected)
+    assert_close(result, expected)

@@ -31,12 +31,17 @@ def decoder(cross=True, **options):
     return Decoder(2, D, HEADS, 16, cross_attention=cross, dtype=f64, **options).eval()
 
 
+def draw(n):
+    """Return n tokens of each sample."""
+    return torch.randn(BATCH, n, D, dtype=f64)
+
+
 @pytest.mark.parametrize(
     ("chunks", "batch_first", "cross", "grad"), product(CHUNKS, [True, False], [True, False], [True, False])
 )
 def test_decoding_in_chunks_matches_the_whole_sequence(chunks, batch_first, cross, grad):
     module = decoder(cross, batch_first=batch_first)
-    along, x, memory = int(batch_first), torch.randn(BATCH, 9, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
+    along, x, memory = int(batch_first), draw(9), draw(M)
     if not batch_first:
         x, memory = x.transpose(0, 1), memory.transpose(0, 1)
     named = {"memory": memory, "memory_key_mask": random_mask(BATCH, M)} if cross else {}
@@ -78,7 +83,7 @@ def test_cache_without_grad_writes_in_place():
 
 def test_grad_modes_may_alternate():
     module = decoder(cross=False)
-    x = torch.randn(BATCH, 9, D, dtype=f64)
+    x = draw(9)
     cache, expected = KeyValueCache(), module(x).detach()
     with torch.inference_mode():
         steps = [module(x[:, :2], cache=cache)]
@@ -95,7 +100,7 @@ def test_grad_modes_may_alternate():
 def test_truncate_does_not_overwrite_saved_tensors():
     attention, projections = SelfAttention(D, HEADS, causal=True, dtype=f64), []
     attention.in_proj.register_forward_hook(lambda module, args, output: projections.append(output))
-    x, cache = torch.randn(BATCH, 9, D, dtype=f64), KeyValueCache()
+    x, cache = draw(9), KeyValueCache()
     attention(x[:, :6], cache=cache)
     (projected,) = projections
     before = projected.detach().clone()
@@ -132,7 +137,7 @@ def test_memory_is_projected_once(batch_first):
 def test_reorder_selects_samples(index):
     module = decoder()
     index = torch.tensor(index)
-    x, memory = torch.randn(BATCH, 4, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
+    x, memory = draw(4), draw(M)
     new = torch.randn(len(index), 3, D, dtype=f64)
     cache = KeyValueCache(capacity=4)
     for step in x.split([3, 1], 1):
@@ -146,9 +151,9 @@ def test_reorder_selects_samples(index):
 @torch.no_grad()
 def test_truncate_drops_last_tokens_and_clear_drops_all():
     module = decoder(cross=False)
-    x = torch.randn(BATCH, 9, D, dtype=f64)
+    x = draw(9)
     cache, expected = KeyValueCache(), module(x)
-    module(torch.cat([x[:, :4], torch.randn(BATCH, 3, D, dtype=f64)], 1), cache=cache)
+    module(torch.cat([x[:, :4], draw(3)], 1), cache=cache)
     cache.truncate(4)
     assert repr(cache) == "KeyValueCache(length=4)"
     assert_close(module(x[:, 4:], cache=cache), expected[:, 4:], rtol=1e-12, atol=1e-12)
@@ -179,14 +184,14 @@ def test_stack_that_cannot_use_a_cache_raises(sentence):
 @pytest.mark.parametrize("grad", [True, False])
 def test_failed_call_restores_tokens_and_memory(grad):
     module, cache, expected = decoder(), KeyValueCache(), KeyValueCache()
-    x, memory = torch.randn(BATCH, 9, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
+    x, memory = draw(9), draw(M)
     with torch.set_grad_enabled(grad):
         for each in (cache, expected):
             module(x[:, :4], memory, cache=each)
         last = module.stack.connections[-1].sublayer
         handle = last.register_forward_pre_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            module(x[:, 4:], torch.randn(BATCH, M, D, dtype=f64), cache=cache)
+            module(x[:, 4:], draw(M), cache=cache)
         handle.remove()
         with pytest.raises(ValueError, match="memory has a batch of 3"):
             module(x[:, 4:], torch.randn(3, M, D, dtype=f64), cache=cache)
@@ -195,8 +200,8 @@ def test_failed_call_restores_tokens_and_memory(grad):
 
 
 def test_failed_first_call_and_truncate_to_zero_empty_the_cache():
-    module, cache, x = decoder(), KeyValueCache(), torch.randn(BATCH, 1, D, dtype=f64)
-    memory = torch.randn(BATCH, M, D, dtype=f64)
+    module, cache, x = decoder(), KeyValueCache(), draw(1)
+    memory = draw(M)
     with torch.no_grad():
         with pytest.raises(ValueError, match="mask has shape"):
             module(torch.cat([x, x]), memory, cache=cache, mask=torch.ones(5, 5, dtype=torch.bool))

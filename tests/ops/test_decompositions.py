@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
 
 import addnorm
 from addnorm.ops.schema import OVERLOADS, SCHEMAS
@@ -25,7 +26,7 @@ def assert_equal_calls(actual, expected):
         for key, tensor in tensors.items():
             other = actual[name][key]
             assert other.dtype == tensor.dtype, (name, key)
-            torch.testing.assert_close(other, tensor, rtol=tolerance, atol=tolerance, msg=f"{name}: {key}")
+            assert_close(other, tensor, rtol=tolerance, atol=tolerance, msg=f"{name}: {key}")
 
 
 def test_table_has_every_functional_operator():
@@ -79,7 +80,7 @@ def test_decomposed_dropout_draws_eagers_mask():
         torch.manual_seed(seed)
         expected = Model()(x)
         torch.manual_seed(seed)
-        torch.testing.assert_close(program(x), expected)
+        assert_close(program(x), expected)
 
 
 def test_decomposed_program_has_gradients():
@@ -93,7 +94,7 @@ def assert_same_gradients(program, model, x):
     for module in (program, model):
         module(x).square().sum().backward()
     for name, parameter in program.named_parameters():
-        torch.testing.assert_close(parameter.grad, model.get_parameter(name).grad, rtol=1e-4, atol=1e-5, msg=name)
+        assert_close(parameter.grad, model.get_parameter(name).grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
 JOINT = {name: make(name, "float32", (3, 8)) for name in ("LayerNorm", "layer_scale (d,)")}
@@ -116,7 +117,7 @@ def test_joint_graph_decomposes_to_torch_operators(name):
     assert len(names[0]) == 2
     assert names[0][1].endswith("_backward.default")
     assert names[1] == []
-    torch.testing.assert_close(graph(*inputs), differentiate(*inputs), rtol=1e-4, atol=1e-4)
+    assert_close(graph(*inputs), differentiate(*inputs), rtol=1e-4, atol=1e-4)
 
 
 def test_out_keeps_its_operator():
@@ -130,7 +131,7 @@ def test_out_keeps_its_operator():
     with torch.no_grad():
         program = torch.export.export(Model(), (x,)).run_decompositions(addnorm.decompositions())
     assert "add_norm_out" in str(program)
-    torch.testing.assert_close(program.module()(x), Model()(x))
+    assert_close(program.module()(x), Model()(x))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:::torch")
@@ -144,5 +145,5 @@ def test_export_fused_keeps_the_calls_and_gradients():
     assert len(names) == len(fusion.fused)
     assert {*names} <= {"addnorm.add_norm.default", "addnorm.add_norm_stream.default"}
     module, x = program.module(), torch.randn(3, 4, X.shape[-1])
-    torch.testing.assert_close(module(x), model(x))
+    assert_close(module(x), model(x))
     assert_same_gradients(module, model, x)

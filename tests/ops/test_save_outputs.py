@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from functorch.compile import aot_function, nop
+from torch.testing import assert_close
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import addnorm
@@ -46,7 +47,7 @@ def test_options_have_gradients_near_the_usual_ones(norm):
         "seed": torch.tensor(3), "weight_offset": 0.25, "branch_bias": torch.linspace(-1, 1, D, requires_grad=True),
     }  # fmt: skip
     mine, usual = (gradients(norm, tensors, saves, **options) for saves in (True, False))
-    torch.testing.assert_close(mine, usual, rtol=1e-4, atol=1e-4)
+    assert_close(mine, usual, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=["plain", "with options"])
@@ -74,7 +75,7 @@ def test_row_that_overflows_has_its_usual_gradient():
         residual[2] *= 1e25
     mine, usual = (gradients("layer", (residual, branch, weight, bias), saves) for saves in (True, False))
     assert torch.isfinite(usual[0]).all()
-    torch.testing.assert_close(mine[0], usual[0], rtol=1e-4, atol=1e-4)
+    assert_close(mine[0], usual[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_checkpoint_around_the_context_is_never_wrong(options, check):
             torch.autograd.grad(y.pow(3).sum(), x)
     else:
         usual = addnorm.add_rms_norm(x, branch, weight, **options)
-        torch.testing.assert_close(
+        assert_close(
             torch.autograd.grad(y.pow(3).sum(), x), torch.autograd.grad(usual.pow(3).sum(), x), rtol=1e-5, atol=1e-5
         )
 
@@ -209,11 +210,11 @@ def test_stack_with_checkpoints_keeps_its_context(norm, forward):
         y = stack(x)
     with contexts[1]():
         grads = torch.autograd.grad(y, tuple(stack.parameters()), cotangent)
-    torch.testing.assert_close(grads, usual, rtol=1e-4, atol=1e-4)
+    assert_close(grads, usual, rtol=1e-4, atol=1e-4)
 
 
 def test_traced_call_keeps_z():
     tensors = draw()
     with addnorm.save_outputs():
         grads = torch.autograd.grad(aot_function(addnorm.add_layer_norm, nop)(*tensors).sum(), tensors)
-    torch.testing.assert_close(grads, torch.autograd.grad(addnorm.add_layer_norm(*tensors).sum(), tensors))
+    assert_close(grads, torch.autograd.grad(addnorm.add_layer_norm(*tensors).sum(), tensors))

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.testing import assert_close
 
 import addnorm
 from addnorm.distributed import parallelize
@@ -48,7 +49,7 @@ def compare(model, *inputs, plans=(False, True), prepare=lambda model: None, **o
         prepare(ours)
         actual = run(ours, inputs, options)
         assert type(actual[0]) is torch.Tensor
-        torch.testing.assert_close(actual, expected, **TOLERANCE)
+        assert_close(actual, expected, **TOLERANCE)
 
 
 def run(model, inputs, options):
@@ -79,7 +80,7 @@ def assert_same_numbers(actual, expected, skip=(), rtol=1e-7, atol=1e-12):
         {(row.step, row.site, row.role, row.statistic): row.value for row in rec.table() if row.role not in skip}
         for rec in (actual, expected)
     )
-    torch.testing.assert_close(*numbers, rtol=rtol, atol=atol, equal_nan=True)
+    assert_close(*numbers, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def compare_steps(sharded, plain, x, sites, **tolerance):
@@ -102,9 +103,9 @@ def compare_steps(sharded, plain, x, sites, **tolerance):
         for key in ("omitted", "note"):
             assert actual.metadata.get(key) == expected.metadata.get(key)
         shares = ({name: entry and entry[1] for name, entry in rec.memory_maps.items()} for rec in (actual, expected))
-        torch.testing.assert_close(*shares, **tolerance)
-    torch.testing.assert_close(gradients[0], gradients[1], **tolerance)
-    torch.testing.assert_close(maps[0], maps[1], **tolerance)
+        assert_close(*shares, **tolerance)
+    assert_close(gradients[0], gradients[1], **tolerance)
+    assert_close(maps[0], maps[1], **tolerance)
 
 
 # Data parallelism
@@ -134,7 +135,7 @@ def train(model, select=part):
 
 def check_gradients(actual, model):
     """Compare gradients of all ranks with those of one process that has all samples."""
-    torch.testing.assert_close(actual, train(model, lambda t: t), **TOLERANCE)
+    assert_close(actual, train(model, lambda t: t), **TOLERANCE)
 
 
 def shard(model, *modules, **options):
