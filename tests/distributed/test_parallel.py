@@ -53,7 +53,7 @@ WIRINGS = (
 def compare_encoders(*encoders):
     for options in encoders:
         torch.manual_seed(0)
-        compare(randomize(addnorm.nn.Encoder(2, **SIZES, **options)), *inputs((2, 6, 16)))
+        compare(randomize(addnorm.nn.Encoder(2, **SIZES, **options)), *inputs())
 
 
 @case(2)
@@ -69,7 +69,7 @@ def all_encoders_equal_one_process():
 @case(2, 4)
 def decoders_equal_one_process():
     """With and without memory and masks."""
-    compare(randomize(addnorm.nn.Decoder(2, **SIZES, cross_attention=False)), *inputs((2, 6, 16)))
+    compare(randomize(addnorm.nn.Decoder(2, **SIZES, cross_attention=False)), *inputs())
     model = randomize(addnorm.nn.Decoder(2, **SIZES))
     for masks in ({}, {"mask": torch.rand(2, 4, 6, 6) > 0.3, "memory_key_mask": torch.rand(2, 5) > 0.3}):
         compare(model, *inputs((2, 6, 16), (2, 5, 16)), **masks)
@@ -88,11 +88,11 @@ def stream_dropout_equals_one_process():
 @case(2)
 def admin_and_masks_of_heads_equal_one_process():
     mask = torch.randn(2, 4, 6, 6, dtype=torch.float64)
-    compare(randomize(addnorm.nn.Encoder(1, **SIZES)), *inputs((2, 6, 16)), mask=mask)
+    compare(randomize(addnorm.nn.Encoder(1, **SIZES)), *inputs(), mask=mask)
     stack = addnorm.ResidualStack(
         [*addnorm.nn.block(**SIZES), nn.Linear(16, 16).double()], 16, dtype=torch.float64, sublayers_per_layer=3
     )
-    compare(randomize(stack), *inputs((2, 6, 16)), key_mask=torch.rand(2, 6) > 0.3)
+    compare(randomize(stack), *inputs(), key_mask=torch.rand(2, 6) > 0.3)
 
 
 @case(2)
@@ -103,7 +103,7 @@ def transformers_equal_one_process():
 @case(2)
 def plans_communicate_once_a_sublayer():
     model = addnorm.nn.Encoder(2, **SIZES)
-    (x,) = inputs((2, 6, 16))
+    (x,) = inputs()
     x.requires_grad_()
     for sequence_parallel, forward, both in (
         (False, {"all_reduce": 4}, {"all_reduce": 8}),
@@ -156,7 +156,7 @@ def states_load_into_sharded_models_and_back():
 def optimizers_step_as_one_process():
     own = [nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).double() for _ in range(2)]
     stack = addnorm.ResidualStack(own, 16, "post_ln", dtype=torch.float64)
-    (x,) = inputs((2, 6, 16))
+    (x,) = inputs()
     for model in map(randomize, (addnorm.nn.Encoder(1, **SIZES), stack)):
         ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=True)
         for m in (ours, model):
@@ -194,7 +194,7 @@ class Block(nn.Module):
 @case(2)
 def sequence_parallel_norms_equal_one_process():
     model, mesh = randomize(Block()), mesh_of()
-    (x,) = inputs((2, 6, 16))
+    (x,) = inputs()
     for output, local in ((Shard(1), False), (Replicate(), False), (Partial(), False), (Shard(1), True)):
         ours = copy.deepcopy(model)
         plan = {
@@ -222,7 +222,7 @@ def meta_models_are_parallelized_before_they_have_values():
     ours.to_empty(device="cpu")
     state = parallelize(copy.deepcopy(model), mesh_of()).state_dict()
     ours.load_state_dict(state)
-    (x,) = inputs((2, 6, 16))
+    (x,) = inputs()
     assert_close(ours(x), model(x), **TOLERANCE)
 
 
@@ -237,7 +237,7 @@ def fsdp_and_tensor_parallel_equal_one_process():
 @case(2, slow=True)
 def compiled_models_equal_one_process():
     model = randomize(addnorm.nn.Encoder(1, **SIZES))
-    compare(model, *inputs((2, 6, 16)), prepare=lambda ours: ours.compile(backend="aot_eager"))
+    compare(model, *inputs(), prepare=lambda ours: ours.compile(backend="aot_eager"))
 
 
 @case(2)

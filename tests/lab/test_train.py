@@ -26,13 +26,17 @@ def model_of(run):
                   norm=run.norm, seed=run.seed, text=TEXT.batch(run.seed, 0, run.batch, run.tokens)[0])  # fmt: skip
 
 
+def loss_of(model, read, following):
+    return F.cross_entropy(model(read).flatten(0, 1), following.flatten())
+
+
 def plain_loop(run):
     """Return the losses of a plain loop, and its model."""
     model = model_of(run)
     optimizer, losses = torch.optim.Adam(model.parameters(), fused=True), []
     for step in range(run.steps):
         read, following = TEXT.batch(run.seed, step, run.batch, run.tokens)
-        loss = F.cross_entropy(model(read).flatten(0, 1), following.flatten())
+        loss = loss_of(model, read, following)
         optimizer.zero_grad()
         loss.backward()
         optimizer.param_groups[0]["lr"] = run.lr * min(1, (step + 1) / (run.warm_up + 1))
@@ -51,7 +55,7 @@ def test_train_matches_plain_loop(options):
     assert result["losses"] == losses
     read, following = TEXT.held_out("test", 256, run.tokens)
     with torch.no_grad():
-        test_loss = float(F.cross_entropy(model(read).flatten(0, 1), following.flatten()))
+        test_loss = float(loss_of(model, read, following))
     assert result["test"] == pytest.approx(test_loss, rel=1e-5)
     assert result["validation"] != result["test"]
 
@@ -65,7 +69,7 @@ def test_recorded_statistics_match_float64(wiring):
     probe = TEXT.held_out("validation", 4, run.tokens)[0]
     half = run.batch // 2  # the recorded part; the step uses the whole batch
     with addnorm.record(model) as recording:
-        F.cross_entropy(model(read[:half]).flatten(0, 1), following[:half].flatten()).backward()
+        loss_of(model, read[:half], following[:half]).backward()
     for name, series in {**RECORDED, "stream": ("out", "rms")}.items():
         values = {site.id: value for site, value in recording.series(*series)}
         expected = [values.get(site.id) for site in recording.sites if site.kind != "final"]
@@ -73,7 +77,7 @@ def test_recorded_statistics_match_float64(wiring):
     before = model(probe).detach()
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr)
     optimizer.zero_grad()
-    F.cross_entropy(model(read).flatten(0, 1), following.flatten()).backward()
+    loss_of(model, read, following).backward()
     optimizer.step()
     assert result["logit_change"] == [
         pytest.approx(float((model(probe).detach() - before).norm() / before.norm()), rel=1e-3)

@@ -10,6 +10,7 @@ from addnorm.nn.connection import SublayerConnection
 from addnorm.nn.state import StreamState
 from support.equality import assert_same
 
+X = torch.randn(4, 12)
 MODULES = ("addnorm.nn.layer", "addnorm.nn.plain_steps")
 
 
@@ -58,15 +59,15 @@ def results(stack, x):
 
 
 def test_plain_rows_run_in_the_loop(steps):
-    make_stack()(torch.randn(4, 12))
-    make_stack("post_ln")(torch.randn(4, 12))
+    make_stack()(X)
+    make_stack("post_ln")(X)
     assert steps == [6] * 2
     steps.clear()
-    make_stack(dropout=0.5)(torch.randn(4, 12))
-    make_stack("deepnorm")(torch.randn(4, 12))
+    make_stack(dropout=0.5)(X)
+    make_stack("deepnorm")(X)
     assert steps == [0] * 6  # the first layer by the stack
     stack = make_stack(dropout=0.5).eval()
-    stack(torch.randn(4, 12))
+    stack(X)
     assert steps[6:] == [6]
 
 
@@ -106,12 +107,12 @@ OF_CONNECTIONS = {
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # read by Dynamo
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln"])
 def test_changed_module_is_called(place, change, wiring, steps, general):
-    stack, x, calls = make_stack(wiring), torch.randn(4, 12), []
-    before = stack(x)
+    stack, calls = make_stack(wiring), []
+    before = stack(X)
     index, ran = {"layers": (1, 2), "connections": (3, 3)}[place]
     (CHANGES | OF_CONNECTIONS)[change](getattr(stack, place)[index], calls)
     steps.clear()
-    ours, theirs = results(stack, x), general(lambda: results(stack, x))
+    ours, theirs = results(stack, X), general(lambda: results(stack, X))
     assert calls
     assert steps[0] == ran
     assert_same(ours, theirs)
@@ -127,15 +128,15 @@ def test_hook_that_a_sublayer_registers_acts_in_the_same_call(later):
         module.register_forward_hook(lambda *_: calls.append("called"))
 
     stack.connections[0].sublayer.register_forward_pre_hook(register)
-    stack(torch.randn(4, 12))
+    stack(X)
     assert calls == ["called"]
 
 
 def test_state_with_more_than_a_pending_sum_is_left_alone(steps):
-    stack, x = make_stack(), torch.randn(4, 12)
-    stack.unroll(x)
+    stack = make_stack()
+    stack.unroll(X)
     assert steps == [0] * 4
-    stack.layers[0](StreamState(x, collapse=(1.0,)))
+    stack.layers[0](StreamState(X, collapse=(1.0,)))
     assert steps[4:] == [0]
 
 
@@ -146,5 +147,5 @@ def test_class_that_a_sublayer_patches_acts_in_the_same_call(monkeypatch):
         monkeypatch.setattr(SublayerConnection, "forward", lambda self, x: calls.append(self) or forward(self, x))
 
     stack.connections[0].sublayer.register_forward_pre_hook(patch)
-    stack(torch.randn(4, 12))
+    stack(X)
     assert calls == stack.connections[1:]

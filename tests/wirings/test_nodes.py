@@ -50,6 +50,10 @@ CASES = {
 }
 
 
+def widen(arguments):
+    return [t.double() if isinstance(t, torch.Tensor) else t for t in arguments]
+
+
 def gradients(compute, arguments, frozen=None, create_graph=False, place=None, batch=()):
     """Return the outputs, and the gradients of all tensors but one; the backward runs in the context `place`.
 
@@ -75,7 +79,7 @@ def gradients(compute, arguments, frozen=None, create_graph=False, place=None, b
 def test_node_equals_its_formula(name, shape, dtype):
     (node, formula), make = CASES[name]
     arguments = make(shape, dtype)
-    exact = gradients(formula, [t.double() if isinstance(t, torch.Tensor) else t for t in arguments])
+    exact = gradients(formula, widen(arguments))
     for ours, theirs, expected in zip(
         gradients(node.apply, arguments), gradients(formula, arguments), exact, strict=True
     ):
@@ -88,7 +92,7 @@ def test_node_equals_its_formula(name, shape, dtype):
 @pytest.mark.parametrize("name", CASES)
 def test_node_takes_several_cotangents_at_once(name):
     (node, formula), make = CASES[name]
-    arguments = [t.double() if isinstance(t, torch.Tensor) else t for t in make((2, 3), f32)]
+    arguments = widen(make((2, 3), f32))
     found = (gradients(compute, arguments, batch=(3,)) for compute in (node.apply, formula))
     assert_close(*found, rtol=1e-12, atol=1e-12)  # of float64: the sums are in another order
 
@@ -96,7 +100,7 @@ def test_node_takes_several_cotangents_at_once(name):
 @pytest.mark.parametrize("name", ["gates", "gates without a write", "reads", "reads of normed values"])
 def test_node_has_second_derivatives_and_frozen_inputs(name):
     (node, formula), make = CASES[name]
-    arguments = [t.double() if isinstance(t, torch.Tensor) else t for t in make((2,), f64)]
+    arguments = widen(make((2,), f64))
     arguments[0 if "gates" in name else -1][0] = 0.0  # a sublayer that has learned nothing
     for frozen in (None, *(i for i, t in enumerate(arguments) if isinstance(t, torch.Tensor))):
         for create_graph in (False, True):
