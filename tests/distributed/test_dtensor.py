@@ -56,8 +56,7 @@ def two_dimensional_meshes_equal_one_process():
 
 @case(2)
 def saved_outputs_equal_one_process_and_refuse_weights():
-    mesh = mesh_of()
-    call = make("LayerNorm", "float64", SHAPE)
+    mesh, call = mesh_of(), make("LayerNorm", "float64", SHAPE)
     call.tensors["weight"] = call.tensors["weight"].abs() + 0.5  # large enough to be divided by
 
     def saved(tensors):
@@ -113,8 +112,7 @@ def sharded_rows_need_no_communication():
 
 @case(2)
 def features_are_gathered_as_in_layer_norm():
-    mesh = mesh_of()
-    call = make("LayerNorm", "float64", SHAPE)
+    mesh, call = mesh_of(), make("LayerNorm", "float64", SHAPE)
     tensors = distribute(call, mesh, [Shard(2)])
     x, weight, bias = tensors["residual"], tensors["weight"], tensors["bias"]
     ours = communication(lambda: addnorm.layer_norm(x, weight, bias))
@@ -124,8 +122,7 @@ def features_are_gathered_as_in_layer_norm():
 
 @case(2)
 def replicated_residual_follows_a_sharded_branch():
-    mesh = mesh_of()
-    call = make("LayerNorm", "float64", SHAPE)
+    mesh, call = mesh_of(), make("LayerNorm", "float64", SHAPE)
     tensors = distribute(call, mesh, [Replicate()])
     tensors["branch"] = distribute_tensor(call.tensors["branch"], mesh, [Shard(1)])
     outputs = {}
@@ -167,8 +164,7 @@ def dropout_mask_is_a_part_of_the_whole():
 
 @case(2)
 def row_scale_may_be_a_plain_tensor():
-    mesh = mesh_of()
-    call = make("LayerNorm", "float64", SHAPE)
+    mesh, call = mesh_of(), make("LayerNorm", "float64", SHAPE)
     for shape in ((4, 1), (4, 6), (6,), ()):
         scale = torch.randn(shape, dtype=torch.float64)
         expected = addnorm.add_layer_norm(**call.tensors, row_scale=scale)
@@ -203,8 +199,7 @@ def in_place_and_out_write_the_shards():
 
 @case(2)
 def plain_tensors_beside_dtensors_are_refused():
-    mesh = mesh_of()
-    call = make("LayerNorm", "float64", SHAPE)
+    mesh, call = mesh_of(), make("LayerNorm", "float64", SHAPE)
     tensors = distribute(call, mesh, [Shard(1)])
     for name in tensors:
         with pytest.raises(TypeError, match=f"{name} is a plain tensor"):

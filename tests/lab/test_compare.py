@@ -44,6 +44,10 @@ def compare_locally(compared, protocol=None, **options):
     return compare(compared, protocol or quick(), **options)
 
 
+def stored(folder):
+    return (folder / "results.jsonl").read_bytes()
+
+
 def test_compare_result_equals_train():
     comparison = compare_locally(["post_ln", "pre_ln"])
     assert [measured(run) for run in comparison.runs] == [
@@ -69,10 +73,10 @@ def test_compare_refuses_damaged_results(tmp_path, computed, old, new):
 
 def test_compare_computes_only_missing_results(tmp_path, computed):
     compare_locally(["post_ln"], out=tmp_path)
-    lines = (tmp_path / "results.jsonl").read_bytes()
+    lines = stored(tmp_path)
     comparison = compare_locally(["pre_ln", "post_ln"], quick(seeds=(0, 1)), out=tmp_path)
     assert len(computed) == 1 + 3
-    assert (tmp_path / "results.jsonl").read_bytes().startswith(lines)
+    assert stored(tmp_path).startswith(lines)
     assert [(run["settings"]["wiring"], run["settings"]["seed"]) for run in comparison.runs] == [
         (name, seed) for seed in (0, 1) for name in ("pre_ln", "post_ln")
     ]
@@ -153,7 +157,7 @@ def test_failed_run_is_named_and_results_stay(tmp_path, computed, monkeypatch):
     ):
         compare_locally(["post_ln", "pre_ln"], protocol, out=tmp_path)
     assert computed[0] == "run post_ln, 2 layers, lr 0.001, no warm-up, seed 0"
-    assert len((tmp_path / "results.jsonl").read_bytes().splitlines()) == 1
+    assert len(stored(tmp_path).splitlines()) == 1
     computed.clear()
     compare_locally(["post_ln"], protocol, out=tmp_path)
     assert computed == ["run post_ln, 2 layers, lr 0.001, no warm-up, seed 1"]
@@ -161,7 +165,7 @@ def test_failed_run_is_named_and_results_stay(tmp_path, computed, monkeypatch):
 
 def test_killed_process_raises_run_error(tmp_path):
     compare_locally(["post_ln"], out=tmp_path)
-    before = (tmp_path / "results.jsonl").read_bytes()
+    before = stored(tmp_path)
     parent = os.getpid()
 
     def rule(at):
@@ -174,7 +178,7 @@ def test_killed_process_raises_run_error(tmp_path):
         RunError, match=r"a process was lost \(TerminatedWorkerError\), perhaps for lack of memory: repeat the call"
     ):
         compare_locally(["post_ln", deadly, "pre_ln"], quick(seeds=(0, 1)), out=tmp_path, jobs=2)
-    assert (tmp_path / "results.jsonl").read_bytes().startswith(before)
+    assert stored(tmp_path).startswith(before)
 
 
 def test_missing_scheduler_raises_value_error(monkeypatch):

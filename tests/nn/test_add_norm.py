@@ -12,6 +12,7 @@ from addnorm import AddNorm
 from support.refusals import make_test
 
 f64 = torch.float64
+shapes = pytest.mark.parametrize("shape", [(6,), (3, 6)], ids=str)
 
 
 def inputs(*shape, dtype=torch.float32):
@@ -30,7 +31,7 @@ def test_parameters_follow_the_options(options, names):
     assert [name for name, _ in AddNorm(5, **options).named_parameters()] == names
 
 
-@pytest.mark.parametrize("shape", [(6,), (3, 6)], ids=str)
+@shapes
 @pytest.mark.parametrize(("norm", "theirs"), [("layer", torch.nn.LayerNorm), ("rms", torch.nn.RMSNorm)])
 def test_scales_and_loaded_norm_match_torch(norm, theirs, shape):
     residual, branch = inputs(4, 3, 6, dtype=f64)
@@ -99,7 +100,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("shape", [(6,), (3, 6)], ids=str)
+@shapes
 @pytest.mark.parametrize(("ours", "theirs", "options"), PAIRS)
 def test_norm_with_torch_state_matches_torch(ours, theirs, options, shape):
     reference = theirs(shape, dtype=torch.float64, **options)

@@ -24,6 +24,7 @@ from support.refusals import assert_refused
 
 # Decoding with a cache
 
+ROUND_OFF = {"rtol": 1e-12, "atol": 1e-12}
 CHUNKS = [[1] * 9, [9], [4, 5], [1, 3, 1, 4], [6, 1, 1, 1], [2, 0, 7]]
 
 
@@ -55,7 +56,7 @@ def test_decoding_in_chunks_matches_the_whole_sequence(chunks, batch_first, cros
             for step, end in zip(x.split(chunks, dim=along), accumulate(chunks), strict=True)
         ]
         actual = torch.cat(steps, dim=along)
-    assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    assert_close(actual, expected, **ROUND_OFF)
     if grad:  # it reaches cached keys and values
         leaves, dy = [x, *module.parameters()], torch.randn_like(expected)
         gradients = [torch.autograd.grad(y, leaves, dy) for y in (actual, expected)]
@@ -68,7 +69,7 @@ def test_without_causality_queries_see_all_cached_keys():
     (x,) = make_inputs(attention)
     cache = KeyValueCache()
     attention(x[:, :2], cache=cache)
-    assert_close(attention(x[:, 2:], cache=cache), attention(x)[:, 2:], rtol=1e-12, atol=1e-12)
+    assert_close(attention(x[:, 2:], cache=cache), attention(x)[:, 2:], **ROUND_OFF)
 
 
 @torch.no_grad()
@@ -93,7 +94,7 @@ def test_grad_modes_may_alternate():
     kept = steps[-1]
     with torch.no_grad():
         steps.append(module(x[:, 6:], cache=cache))
-    assert_close(torch.cat([s.detach().clone() for s in steps], 1), expected, rtol=1e-12, atol=1e-12)
+    assert_close(torch.cat([s.detach().clone() for s in steps], 1), expected, **ROUND_OFF)
     kept.sum().backward()  # saved tensors were not overwritten
 
 
@@ -120,7 +121,7 @@ def test_memory_is_projected_once(batch_first):
     cache = KeyValueCache()
     steps = [module(step, memory, cache=cache) for step in x.split(1, dim=along)]
     assert len(calls) == 2  # once per layer
-    assert_close(torch.cat(steps, along), module(x, memory), rtol=1e-12, atol=1e-12)
+    assert_close(torch.cat(steps, along), module(x, memory), **ROUND_OFF)
     calls.clear()
     last = x.narrow(along, 1, 1)
     cache.truncate(1)
@@ -145,7 +146,7 @@ def test_reorder_selects_samples(index):
     cache.reorder(index)
     actual = torch.cat([module(step, cache=cache) for step in new.split([1, 2], 1)], 1)
     expected = module(torch.cat([x[index], new], 1), memory[index])[:, 4:]
-    assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    assert_close(actual, expected, **ROUND_OFF)
 
 
 @torch.no_grad()
@@ -156,10 +157,10 @@ def test_truncate_drops_last_tokens_and_clear_drops_all():
     module(torch.cat([x[:, :4], draw(3)], 1), cache=cache)
     cache.truncate(4)
     assert repr(cache) == "KeyValueCache(length=4)"
-    assert_close(module(x[:, 4:], cache=cache), expected[:, 4:], rtol=1e-12, atol=1e-12)
+    assert_close(module(x[:, 4:], cache=cache), expected[:, 4:], **ROUND_OFF)
     cache.clear()
     assert cache.length == 0
-    assert_close(module(x, cache=cache), expected, rtol=1e-12, atol=1e-12)
+    assert_close(module(x, cache=cache), expected, **ROUND_OFF)
 
 
 # Wrong use

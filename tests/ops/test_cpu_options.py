@@ -42,10 +42,15 @@ def test_inputs_without_features_use_the_reference():
     assert "add_norm_reference" in operators(lambda: addnorm.add_layer_norm(features, features))
 
 
+def list_all(dtype):
+    """Return all numbers of a dtype of 16 bits."""
+    return torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+
+
 @pytest.mark.parametrize("dtype", [f16, bf16])
 def test_all_16_bit_numbers_convert_as_in_torch(dtype):
     """Convert all 65536 of them: subnormals stay exact, and infinities and NaNs stay what they are."""
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).reshape(64, 1024)
+    every = list_all(dtype).reshape(64, 1024)
     zero = torch.zeros_like(every)
     for stream in (dtype, f32, f64):
         z = addnorm.add_residual(every, zero, residual_scale=1.0, residual_dtype=stream)
@@ -57,7 +62,7 @@ def test_all_16_bit_numbers_convert_as_in_torch(dtype):
 @pytest.mark.parametrize("stream", [f16, bf16])
 @pytest.mark.parametrize("wide", [f32, f64])
 def test_rounding_to_16_bits_is_torchs_at_every_tie_and_beyond(wide, stream):
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(stream)
+    every = list_all(stream)
     every = every[every.isfinite()].sort().values.to(f64)
     between = torch.cat(
         [every, (every[1:] + every[:-1]) / 2, torch.tensor([65519.9, 65520.0, 1e5, -65520.0, 3.4e38, 1e-9])]

@@ -17,6 +17,7 @@ from support.memory import record_saved
 from support.oracle import UNIT
 
 D = 40
+plain_and_with_options = pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=["plain", "with options"])
 FUNCTIONS = {"layer": addnorm.add_layer_norm, "rms": addnorm.add_rms_norm}
 
 
@@ -50,7 +51,7 @@ def test_options_have_gradients_near_the_usual_ones(norm):
     assert_close(mine, usual, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=["plain", "with options"])
+@plain_and_with_options
 def test_y_is_saved_instead_of_z(options):
     tensors = draw()
     call = functools.partial(addnorm.add_layer_norm, *tensors, return_residual=True, **options)
@@ -175,7 +176,7 @@ def test_largest_float16_has_finite_gradients(d):
     assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=["plain", "with options"])
+@plain_and_with_options
 @pytest.mark.parametrize("check", ["default", "none"])
 def test_checkpoint_around_the_context_is_never_wrong(options, check):
     """Recomputed outside of the context, z has the place, shape and dtype of y; with options the bias has a place too."""

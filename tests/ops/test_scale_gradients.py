@@ -9,6 +9,7 @@ from support.cases import bf16, f16, f32, f64
 from support.oracle import UNIT
 
 SHAPE = (3, 200, 16)
+with_and_without_graph = pytest.mark.parametrize("create_graph", [False, True])
 SHAPES = {
     "residual_scale": [(), (16,)],
     "layer_scale": [(), (16,)],
@@ -63,7 +64,7 @@ def test_gradient_of_a_scale_is_rounded_once(name, shape, dtype, scale_dtype, pa
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 1), (1, 1, 4), (2, 1, 3)], ids=str)
-@pytest.mark.parametrize("create_graph", [False, True])
+@with_and_without_graph
 def test_row_scale_keeps_dimensions_of_one(shape, create_graph):
     residual, branch, dz = torch.randn(3, *shape, 8, dtype=f64)
     scale = torch.rand(shape, dtype=f64, requires_grad=True)
@@ -73,7 +74,7 @@ def test_row_scale_keeps_dimensions_of_one(shape, create_graph):
 
 
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=str)
-@pytest.mark.parametrize("create_graph", [False, True])
+@with_and_without_graph
 def test_gradient_keeps_the_bits_of_its_own_dtype(options, create_graph):
     """The gradient of a float32 branch of a bfloat16 stream is not rounded to bfloat16."""
     residual = torch.randn(5, 33).to(bf16).requires_grad_()
@@ -87,7 +88,7 @@ def test_gradient_keeps_the_bits_of_its_own_dtype(options, create_graph):
 
 
 @pytest.mark.parametrize("shared", ["mix", "inject", "collapse"])
-@pytest.mark.parametrize("create_graph", [False, True])
+@with_and_without_graph
 def test_gradient_of_a_shared_coefficient_is_rounded_once(shared, create_graph):
     n, d = 4, 8
     streams, branch = torch.randn(2, 300, n, d), torch.randn(2, 300, d)

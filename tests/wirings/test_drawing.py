@@ -59,13 +59,13 @@ def test_drawing_fits_a_page_and_connects_every_wire(wiring):
 
     loose = []
     for (x, y), character in cells.items():
-        if character in RIGHT and character != "⊕" and at(x + 1, y) not in LEFT + "►":
-            loose.append((x, y, character))
-        if character in LEFT and character != "⊕" and at(x - 1, y) not in RIGHT and at(x - 2, y) not in "xuvhLXn01)":
-            loose.append((x, y, character))
-        if character in DOWN and character != "⊕" and at(x, y + 1) not in UP:
-            loose.append((x, y, character))
-        if character in UP and character != "⊕" and at(x, y - 1) not in DOWN:
+        ends = (
+            (RIGHT, at(x + 1, y) in LEFT + "►"),
+            (LEFT, at(x - 1, y) in RIGHT or at(x - 2, y) in "xuvhLXn01)"),
+            (DOWN, at(x, y + 1) in UP),
+            (UP, at(x, y - 1) in DOWN),
+        )
+        if character != "⊕" and any(character in wires and not is_connected for wires, is_connected in ends):
             loose.append((x, y, character))
     assert loose == []
 

@@ -45,6 +45,11 @@ def weights(stack):
             yield role, here.place.number, weight
 
 
+def scale_values(beta):
+    """Return Xavier's standard deviation, times beta but for queries and keys."""
+    return lambda role, layer, xavier: xavier if role in ("query", "key") else beta * xavier
+
+
 EXPECTED = {  # the wiring, and the standard deviation of a role in layer l of 8
     "pre_ln: Xavier's": (wirings.pre_ln(), lambda role, layer, xavier: xavier),
     "pre_ln, Xavier-normal": (wirings.pre_ln(init=xavier_normal), lambda role, layer, xavier: xavier),
@@ -62,15 +67,15 @@ EXPECTED = {  # the wiring, and the standard deviation of a role in layer l of 8
     ),
     "DeepNorm: beta = (8L)^(-1/4) = 0.3536 but for queries and keys": (
         wirings.deepnorm(),
-        lambda role, layer, xavier: xavier if role in ("query", "key") else 0.35355339 * xavier,
+        scale_values(0.35355339),
     ),
     "DeepNorm's encoder of 8 + 4 layers: 0.87 (8^4 * 4)^(-1/16)": (
         wirings.deepnorm("encoder", other_layers=4),
-        lambda role, layer, xavier: xavier if role in ("query", "key") else 0.87 * 16384 ** (-1 / 16) * xavier,
+        scale_values(0.87 * 16384 ** (-1 / 16)),
     ),
     "DeepNorm's decoder of 8: (12 * 8)^(-1/4)": (
         wirings.deepnorm("decoder"),
-        lambda role, layer, xavier: xavier if role in ("query", "key") else 96**-0.25 * xavier,
+        scale_values(96**-0.25),
     ),
 }
 
