@@ -10,8 +10,11 @@ from addnorm import ResidualStack, wirings
 from addnorm.lab.cost import count_cost
 from addnorm.lab.streams import StreamsRecorder, amax_gains
 from addnorm.lab.theory import STREAM_WIRINGS, measure_streams_init
+from support.instrumented_model import REFERENCE
 from support.stacks import D, Mlp, f64, stack_of
 from support.stream_stacks import perturb
+
+rms = REFERENCE["rms"]
 
 
 @pytest.mark.parametrize("wiring", wirings.list_all(), ids=lambda wiring: wiring.name)
@@ -54,13 +57,10 @@ def test_recorded_states_are_those_of_the_equation():
     measured = recorder.statistics()
     for k, (state, gradient) in enumerate(zip(states, gradients, strict=True)):
         for j in range(4):
-            assert measured["streams"][k][j] == pytest.approx(float(state[..., j, :].detach().square().mean().sqrt()))
+            assert measured["streams"][k][j] == pytest.approx(rms(state[..., j, :]))
             assert measured["gradients"][k][j] == pytest.approx(float(gradient[..., j, :].norm()))
-    assert measured["reads"] == pytest.approx([float(read.detach().square().mean().sqrt()) for read in reads])
-    ratios = [
-        float((w.square().mean() / state.square().mean()).sqrt().detach())
-        for w, state in zip(writes, states, strict=False)
-    ]
+    assert measured["reads"] == pytest.approx([rms(read) for read in reads])
+    ratios = [rms(write) / rms(state) for write, state in zip(writes, states, strict=False)]
     assert measured["ratio"] == [None, *map(pytest.approx, ratios)]
 
 

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import addnorm
 from addnorm import AddNorm
 from support.refusals import make_test
+from support.torch_transformers import randomize
 
 f64 = torch.float64
 shapes = pytest.mark.parametrize("shape", [(6,), (3, 6)], ids=str)
@@ -35,9 +36,7 @@ def test_parameters_follow_the_options(options, names):
 @pytest.mark.parametrize(("norm", "theirs"), [("layer", torch.nn.LayerNorm), ("rms", torch.nn.RMSNorm)])
 def test_scales_and_loaded_norm_match_torch(norm, theirs, shape):
     residual, branch = inputs(4, 3, 6, dtype=f64)
-    reference = theirs(shape, dtype=f64)
-    for parameter in reference.parameters():
-        torch.nn.init.normal_(parameter)
+    reference = randomize(theirs(shape, dtype=f64), size=1.0)
     options = {"residual_scale": 3.0, "layer_scale": 0.125, "residual_dtype": f64}
     add_norm = AddNorm(shape, norm, **options, dtype=f64)
     assert add_norm.float()(residual.float(), branch.float(), return_residual=True)[1].dtype == f64
@@ -103,14 +102,12 @@ PAIRS = [
 @shapes
 @pytest.mark.parametrize(("ours", "theirs", "options"), PAIRS)
 def test_norm_with_torch_state_matches_torch(ours, theirs, options, shape):
-    reference = theirs(shape, dtype=torch.float64, **options)
-    for parameter in reference.parameters():
-        torch.nn.init.normal_(parameter)
-    norm = ours(shape, dtype=torch.float64, **options)
+    reference = randomize(theirs(shape, dtype=f64, **options), size=1.0)
+    norm = ours(shape, dtype=f64, **options)
     assert norm.load_state_dict(reference.state_dict()).missing_keys == []
     assert isinstance(norm, theirs)
     assert repr(norm) == repr(reference)
-    x = torch.randn(2, 5, *shape, dtype=torch.float64)
+    x = torch.randn(2, 5, *shape, dtype=f64)
     cotangent = torch.randn_like(x)
     results = []
     for module in (norm, copy.deepcopy(norm), pickle.loads(pickle.dumps(norm)), reference):

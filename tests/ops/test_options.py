@@ -10,13 +10,14 @@ from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, OPTIONS
 from support import ROOT
 from support.cases import VARIANTS
 
+ALL, OF_ADD, DTYPES = ({option.name for option in options} for options in (OPTIONS, ADD_OPTIONS, DTYPE_OPTIONS))
 FUNCTIONS = {
-    addnorm.add_layer_norm: {option.name for option in OPTIONS} - {"casting"},
-    addnorm.add_rms_norm: {option.name for option in OPTIONS},
-    addnorm.add_residual: {option.name for option in ADD_OPTIONS} | {"residual_dtype"},
-    addnorm.add_layer_norm_: {option.name for option in OPTIONS} - {"casting", *(o.name for o in DTYPE_OPTIONS)},
-    addnorm.add_rms_norm_: {option.name for option in OPTIONS} - {o.name for o in DTYPE_OPTIONS},
-    addnorm.add_residual_: {option.name for option in ADD_OPTIONS},
+    addnorm.add_layer_norm: ALL - {"casting"},
+    addnorm.add_rms_norm: ALL,
+    addnorm.add_residual: OF_ADD | {"residual_dtype"},
+    addnorm.add_layer_norm_: ALL - DTYPES - {"casting"},
+    addnorm.add_rms_norm_: ALL - DTYPES,
+    addnorm.add_residual_: OF_ADD,
 }
 
 
@@ -47,4 +48,4 @@ def test_table_in_the_docs_is_up_to_date():
 
 def test_every_option_has_a_variant_in_the_tests():
     used = {name for variant in VARIANTS.values() for name in variant.options}
-    assert used == {option.name for option in OPTIONS} - {"seed", "casting"}
+    assert used == ALL - {"seed", "casting"}
