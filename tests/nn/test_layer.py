@@ -34,9 +34,9 @@ def run(stack, x, seed=5):
 
 
 @KINDS
-def test_outputs_of_modules_with_hooks_are_no_views(kind):
+def test_outputs_of_modules_with_hooks_are_no_views(kind, x):
     """FSDP2 warns of outputs that are views, as those of a projection are."""
-    stack, x = stack_of(4), torch.randn(3, 4, D)
+    stack = stack_of(4)
     expected = run(stack, x)
     bases = []
     modules = [module for module in stack.modules() if isinstance(module, kind)]
@@ -69,9 +69,9 @@ def test_reentrant_checkpoints_of_layers_are_refused(kind, name):
 )  # read by Dynamo itself
 @KINDS
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_each_module_compiles_by_itself(kind, training):
+def test_each_module_compiles_by_itself(kind, training, x):
     torch._dynamo.reset()
-    stack, x = stack_of(4).train(training), torch.randn(3, 4, D)
+    stack = stack_of(4).train(training)
     with torch.set_grad_enabled(training):
         expected = stack(x)
         counter = CompileCounter()
@@ -83,7 +83,7 @@ def test_each_module_compiles_by_itself(kind, training):
     torch._dynamo.reset()
 
 
-def test_state_dict_of_the_old_names_loads():
+def test_state_dict_of_the_old_names_loads(x):
     stack, other = stack_of(5, "rezero"), stack_of(5, "rezero")
     for p in stack.parameters():
         nn.init.normal_(p)
@@ -96,7 +96,6 @@ def test_state_dict_of_the_old_names_loads():
         old[".".join(parts)] = value
     assert any(name.startswith("model.connections.4.") for name in old)
     nn.ModuleDict({"model": other}).load_state_dict(old)
-    x = torch.randn(3, D)
     assert other(x).equal(stack(x))
     with pytest.raises(RuntimeError, match=r"connections\.9\.|layers\.4\.connections\.1\."):
         other.load_state_dict({**other.state_dict(), "connections.9.sublayer.up.weight": torch.ones(1)})
@@ -156,24 +155,23 @@ def silence(connection):
     connection.sublayer = torch.zeros_like
 
 
-def test_hooks_of_a_copy_are_independent():
+def test_hooks_of_a_copy_are_independent(x):
     stack = stack_of(2)
     less = stack.without(0)
     less.register_forward_hook(lambda module, args, out: out * 0)
-    x = torch.randn(3, D)
     assert not less(x).any()
     assert stack(x).any()
 
 
-def test_without_accepts_keywords_of_removed_sublayer():
+def test_without_accepts_keywords_of_removed_sublayer(x):
     stack = ResidualStack([Masked(), Mlp()], D)
-    stack.without(0)(torch.randn(3, D), mask=None)
+    stack.without(0)(x, mask=None)
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 @torch.no_grad()
-def test_without_removes_writes_inside_wrappers(wrap):
-    stack, x = stack_of(4), torch.randn(3, D)
+def test_without_removes_writes_inside_wrappers(wrap, x):
+    stack = stack_of(4)
     expected = copy.deepcopy(stack)
     silence(expected.layers[0].connections[1])
     before = stack(x)
@@ -183,8 +181,8 @@ def test_without_removes_writes_inside_wrappers(wrap):
     assert_close(stack(x), before)  # the stack keeps its write
 
 
-def test_without_removes_one_use_of_a_shared_layer():
-    stack, x = stack_of(6), torch.randn(3, D)
+def test_without_removes_one_use_of_a_shared_layer(x):
+    stack = stack_of(6)
     stack.layers[2] = stack.layers[0]
     expected = copy.deepcopy(stack)
     expected.layers[2] = copy.deepcopy(expected.layers[0])
@@ -192,8 +190,8 @@ def test_without_removes_one_use_of_a_shared_layer():
     assert_close(stack.without(5)(x), expected(x))
 
 
-def test_without_counts_connections_of_unequal_layers():
-    stack, x = stack_of(6), torch.randn(3, D)
+def test_without_counts_connections_of_unequal_layers(x):
+    stack = stack_of(6)
     del stack.layers[0].connections[0]
     expected = copy.deepcopy(stack)
     silence(expected.layers[1].connections[0])
@@ -212,8 +210,8 @@ def test_wrapped_connections_keep_shared_factors(change):
     assert all(stack.connections[i].b is stack.connections[i + 1].b for i in (0, 2))
 
 
-def test_layer_replaced_by_identity():
-    stack, x = stack_of(4), torch.randn(3, D)
+def test_layer_replaced_by_identity(x):
+    stack = stack_of(4)
     expected = copy.deepcopy(stack)
     expected.layers = nn.ModuleList([expected.layers[1]])
     stack.layers[0] = nn.Identity()
@@ -221,8 +219,8 @@ def test_layer_replaced_by_identity():
     assert stack.connections == [*stack.layers[1].connections]
 
 
-def test_layer_that_returns_no_state_is_refused():
-    stack, x = stack_of(4), torch.randn(3, D)
+def test_layer_that_returns_no_state_is_refused(x):
+    stack = stack_of(4)
     handle = stack.layers[1].register_forward_hook(lambda module, args, state: state.x)
     assert_refused("TypeError: layers[1] (ResidualLayer) returned Tensor, expected a StreamState", lambda: stack(x))
     handle.remove()
@@ -230,16 +228,16 @@ def test_layer_that_returns_no_state_is_refused():
 
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "parallel", "b2t", "layer_scale"])
-def test_layer_alone_returns_a_tensor(wiring):
+def test_layer_alone_returns_a_tensor(wiring, x):
     """The stream of a stack of one layer without a final norm."""
-    stack, x = stack_of(2, wiring, final_norm=False, residual_dtype=torch.float64), torch.randn(3, D)
+    stack = stack_of(2, wiring, final_norm=False, residual_dtype=torch.float64)
     y = stack.layers[0](x)
     assert y.dtype == x.dtype
     assert torch.equal(y, stack(x))
 
 
-def test_layer_alone_refuses_bad_arguments():
-    layer, other, x = stack_of(2).layers[0], stack_of(2, "resi_dual").layers[0], torch.randn(3, D)
+def test_layer_alone_refuses_bad_arguments(x):
+    layer, other = stack_of(2).layers[0], stack_of(2, "resi_dual").layers[0]
     assert_refused("TypeError: x is int, expected a tensor of shape", lambda: layer(3))
     assert_refused("TypeError: no sublayer takes the keyword argument 'mask'", lambda: layer(x, mask=None))
     assert_refused("the layer has 2 streams, expected a StreamState", lambda: other(x))

@@ -37,8 +37,8 @@ COUNTS = {  # for 6 sublayers: adds alone, norms alone, both in one call
 
 @pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("name", COUNTS)
-def test_add_and_next_norm_are_one_call(name, grad):
-    stack, x = stack_of(6, name), torch.randn(2, 3, D)
+def test_add_and_next_norm_are_one_call(name, grad, x):
+    stack = stack_of(6, name)
     with torch.set_grad_enabled(grad), Recorder() as recorder:
         stack(x)
     counts = Counter(
@@ -50,7 +50,7 @@ def test_add_and_next_norm_are_one_call(name, grad):
 # Keyword arguments
 
 
-def test_keyword_reaches_sublayers_that_name_it():
+def test_keyword_reaches_sublayers_that_name_it(x):
     masked, plain, received = Masked(), Mlp(), {}
 
     def anything(x, **keywords):
@@ -59,14 +59,14 @@ def test_keyword_reaches_sublayers_that_name_it():
 
     stack = ResidualStack([masked, plain, anything], D)
     mask = torch.ones(3)
-    stack(torch.randn(3, D), mask=mask, scale=0.5, whatever=1)
+    stack(x, mask=mask, scale=0.5, whatever=1)
     assert masked.received == (mask, 0.5)
     assert received == {"mask": mask, "scale": 0.5, "whatever": 1}
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of torch.compile about itself
-def test_keyword_passes_nested_stacks_and_compiled_modules():
-    x, mask = torch.randn(3, D), torch.ones(3)
+def test_keyword_passes_nested_stacks_and_compiled_modules(x):
+    mask = torch.ones(3)
     plain = stack_of(2)
     inner = ResidualStack([Masked(), Mlp()], D)
     assert inner.accepted_kwargs == {"mask", "scale"}
@@ -78,8 +78,8 @@ def test_keyword_passes_nested_stacks_and_compiled_modules():
     assert outer.connections[4].sublayer.sublayer.received[0] is mask
 
 
-def test_replaced_sublayer_receives_its_own_keywords():
-    stack, x, mask = stack_of(2), torch.randn(3, D), torch.ones(3)
+def test_replaced_sublayer_receives_its_own_keywords(x):
+    stack, mask = stack_of(2), torch.ones(3)
     stack.connections[0].sublayer = Masked()
     stack(x, mask=mask)
     assert stack.connections[0].sublayer.received[0] is mask
@@ -125,8 +125,8 @@ def test_shared_factor_stays_one_parameter():
     assert sum(name.endswith(".b") for name, _ in stack.named_parameters()) == 2
 
 
-def test_call_leaves_no_state_behind():
-    stack, x = stack_of(4), torch.randn(3, D)
+def test_call_leaves_no_state_behind(x):
+    stack = stack_of(4)
     stack(x)
     gc.collect()
     assert not any(type(o) is StreamState for o in gc.get_objects())

@@ -29,8 +29,8 @@ class Under(nn.Module):
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["pre_ln", "post_ln", "resi_dual"])
-def test_gradient_mode_of_sublayers_stays_inside(name, mode):
-    stack, x = ResidualStack([Under(mode) for _ in range(4)], D, name), torch.randn(2, 3, D)
+def test_gradient_mode_of_sublayers_stays_inside(name, mode, x):
+    stack = ResidualStack([Under(mode) for _ in range(4)], D, name)
     expected = stack(x).detach()
     with torch.no_grad():
         y = stack(x)
@@ -149,8 +149,8 @@ def test_backward_saves_the_stream_and_8_bytes_a_token():
 
 
 @pytest.mark.parametrize("option", ["dropout", "stochastic_depth"])
-def test_dropout_may_be_changed_later(option):
-    stack, x = stack_of(2, final_norm=False), torch.randn(3, D)
+def test_dropout_may_be_changed_later(option, x):
+    stack = stack_of(2, final_norm=False)
     y = stack(x)
     for here in stack.connections:
         setattr(here, option, 1.0)
