@@ -29,6 +29,8 @@ from support.dtensors import (
 )
 from support.processes import run_python
 
+PLACED = Shard(0), Shard(1), Replicate()
+
 
 def check_placements(variants):
     for shape, places in ((SHAPE, PLACES.values()), (ODD, (Shard(0), Shard(1)))):
@@ -63,8 +65,8 @@ def saved_outputs_equal_one_process_and_refuse_weights():
         with addnorm.save_outputs():
             return {"y": call.y_alone(tensors)}
 
-    for placements in ([Shard(0)], [Shard(1)], [Replicate()]):
-        compare_gradients(saved, call.tensors, distribute(call, mesh, placements), f"{placements}")
+    for place in PLACED:
+        compare_gradients(saved, call.tensors, distribute(call, mesh, [place]), f"{place}")
     tensors = distribute(call, mesh, [Shard(0)])
     small = torch.full_like(call.tensors["weight"], 1.0)
     small[5] = 2.0**-11
@@ -98,7 +100,7 @@ def norms_alone_and_of_two_dimensions_equal_one_process():
 @case(2)
 def sharded_rows_need_no_communication():
     mesh = mesh_of()
-    for place in (Shard(0), Shard(1), Replicate()):
+    for place in PLACED:
         for label, variant in SOME.items():
             call = make(variant, "float64", SHAPE)
             inputs = leaves(distribute(call, mesh, [place]))
@@ -179,7 +181,7 @@ def in_place_and_out_write_the_shards():
     for label in ("LayerNorm", "everything, RMSNorm"):
         call = make(label, "float64", SHAPE)
         expected = call()
-        for place in (Shard(0), Shard(1), Replicate()):
+        for place in PLACED:
             tensors = distribute(call, mesh, [place])
             y, z = (torch.empty_like(tensors["residual"]) for _ in range(2))
             FUNCTIONS[call.norm](**tensors, **call.options, eps=call.eps, return_residual=True, out=(y, z))

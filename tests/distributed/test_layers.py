@@ -25,6 +25,7 @@ from support.parallel_models import (
     gradients_of,
     part,
     shard,
+    shard_layers,
     share_folder,
     train,
 )
@@ -95,11 +96,11 @@ def fsdp2_with_checkpoints():
     for kind in (ResidualLayer, SublayerConnection):
         model = encoder("layer_scale")
         apply_activation_checkpointing(model, check_fn=lambda module, kind=kind: isinstance(module, kind))
-        gradients = train(shard(model, *model.stack.layers)).items()
+        gradients = train(shard_layers(model)).items()
         named = {name.replace("_checkpoint_wrapped_module.", ""): grad for name, grad in gradients}
         check_gradients(named, encoder("layer_scale"))
     model = encoder(checkpoint=True)
-    check_gradients(train(shard(model, *model.stack.layers)), encoder())
+    check_gradients(train(shard_layers(model)), encoder())
 
 
 @case(2)
@@ -108,7 +109,7 @@ def fsdp2_of_several_streams():
     x, policy = batch()[0].float(), MixedPrecisionPolicy(torch.bfloat16)
     for wiring in ("hyper_connections", addnorm.wirings.mhc(single_pass=True), "attention_residuals"):
         model = encoder(wiring)
-        check_gradients(train(shard(model, *model.stack.layers)), encoder(wiring))
+        check_gradients(train(shard_layers(model)), encoder(wiring))
         half = encoder(wiring).float()
         y = shard(half, *half.stack.layers, mp_policy=policy)(x).float()
         assert_close(y, encoder(wiring).float()(x), rtol=0.05, atol=0.05)
@@ -148,7 +149,7 @@ def fsdp2_inference_keeps_the_bits():
 def saved_states_of_fsdp2_load_elsewhere():
     """Into a model of one process, and into a sharded one that was made on the meta device."""
     model, folder = encoder(), share_folder()
-    dcp.save(get_model_state_dict(shard(model, *model.stack.layers)), checkpoint_id=folder)
+    dcp.save(get_model_state_dict(shard_layers(model)), checkpoint_id=folder)
     plain = addnorm.nn.Encoder(3, D, 2, dtype=DTYPE)
     with torch.device("meta"):
         meta = addnorm.nn.Encoder(3, D, 2, dtype=DTYPE)

@@ -13,7 +13,7 @@ from support.distributed import case, make_test
 from support.dtensors import mesh_of
 from support.families import shake
 from support.instrumented_model import step
-from support.parallel_models import assert_same_numbers, compare_steps, shard, whole
+from support.parallel_models import assert_same_numbers, compare_steps, shard_layers, whole
 from support.several_streams import make_mhc
 
 
@@ -24,10 +24,6 @@ def build(wiring="mhc"):
 
 def batch():
     return torch.randn(2, 6, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-
-
-def shard_layers(model):
-    return shard(model, *model.stack.layers)
 
 
 def assert_same_program(found, wanted):

@@ -1,26 +1,23 @@
 """Tests of the loop without module calls: the bits of the connections' own calls, and these calls wherever one does more."""
 
+import functools
+
 import pytest
 import torch
-from torch import nn
 
-import addnorm
 from addnorm.nn import plain_steps
 from addnorm.nn.connection import SublayerConnection
 from addnorm.nn.state import StreamState
 from support.equality import assert_same
+from support.stacks import stack_of
+from support.torch_transformers import randomize
+from support.transformer_inputs import compute_gradients
 
-X = torch.randn(4, 12)
 MODULES = ("addnorm.nn.layer", "addnorm.nn.plain_steps")
 
 
-def make_stack(wiring="pre_ln", n=6, **options):
-    torch.manual_seed(2)
-    sublayers = [nn.Sequential(nn.Linear(12, 12), nn.Tanh()) for _ in range(n)]
-    stack = addnorm.ResidualStack(sublayers, 12, wiring, **options)
-    for p in stack.parameters():
-        nn.init.normal_(p, 0.3, 0.5)
-    return stack
+def make_stack(wiring="pre_ln", **options):
+    return randomize(stack_of(6, wiring, **options), size=0.3)
 
 
 @pytest.fixture
@@ -51,23 +48,16 @@ def general(monkeypatch):
     return compute
 
 
-def results(stack, x):
-    """Return the output and the gradients."""
-    x = x.detach().requires_grad_()
-    y = stack(x)
-    return [y, *torch.autograd.grad(y.sin().sum(), [x, *stack.parameters()])]
-
-
-def test_plain_rows_run_in_the_loop(steps):
-    make_stack()(X)
-    make_stack("post_ln")(X)
+def test_plain_rows_run_in_the_loop(steps, x):
+    make_stack()(x)
+    make_stack("post_ln")(x)
     assert steps == [6] * 2
     steps.clear()
-    make_stack(dropout=0.5)(X)
-    make_stack("deepnorm")(X)
+    make_stack(dropout=0.5)(x)
+    make_stack("deepnorm")(x)
     assert steps == [0] * 6  # the first layer by the stack
     stack = make_stack(dropout=0.5).eval()
-    stack(X)
+    stack(x)
     assert steps[6:] == [6]
 
 
@@ -106,13 +96,14 @@ OF_CONNECTIONS = {
 )
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # read by Dynamo
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln"])
-def test_changed_module_is_called(place, change, wiring, steps, general):
+def test_changed_module_is_called(place, change, wiring, steps, general, x):
     stack, calls = make_stack(wiring), []
-    before = stack(X)
+    before = stack(x)
     index, ran = {"layers": (1, 2), "connections": (3, 3)}[place]
     (CHANGES | OF_CONNECTIONS)[change](getattr(stack, place)[index], calls)
     steps.clear()
-    ours, theirs = results(stack, X), general(lambda: results(stack, X))
+    compute = functools.partial(compute_gradients, stack, [*stack.parameters()], [x])
+    ours, theirs = compute(), general(compute)
     assert calls
     assert steps[0] == ran
     assert_same(ours, theirs)
@@ -120,7 +111,7 @@ def test_changed_module_is_called(place, change, wiring, steps, general):
 
 
 @pytest.mark.parametrize("later", ["connections.1", "layers.1"])
-def test_hook_that_a_sublayer_registers_acts_in_the_same_call(later):
+def test_hook_that_a_sublayer_registers_acts_in_the_same_call(later, x):
     stack, calls = make_stack(), []
 
     def register(module, inputs):
@@ -128,24 +119,24 @@ def test_hook_that_a_sublayer_registers_acts_in_the_same_call(later):
         module.register_forward_hook(lambda *_: calls.append("called"))
 
     stack.connections[0].sublayer.register_forward_pre_hook(register)
-    stack(X)
+    stack(x)
     assert calls == ["called"]
 
 
-def test_state_with_more_than_a_pending_sum_is_left_alone(steps):
+def test_state_with_more_than_a_pending_sum_is_left_alone(steps, x):
     stack = make_stack()
-    stack.unroll(X)
+    stack.unroll(x)
     assert steps == [0] * 4
-    stack.layers[0](StreamState(X, collapse=(1.0,)))
+    stack.layers[0](StreamState(x, collapse=(1.0,)))
     assert steps[4:] == [0]
 
 
-def test_class_that_a_sublayer_patches_acts_in_the_same_call(monkeypatch):
+def test_class_that_a_sublayer_patches_acts_in_the_same_call(monkeypatch, x):
     stack, calls, forward = make_stack(), [], SublayerConnection.forward
 
     def patch(module, inputs):
         monkeypatch.setattr(SublayerConnection, "forward", lambda self, x: calls.append(self) or forward(self, x))
 
     stack.connections[0].sublayer.register_forward_pre_hook(patch)
-    stack(X)
+    stack(x)
     assert calls == stack.connections[1:]

@@ -144,3 +144,7 @@ def shard(model, *modules, **options):
     for module in modules:
         fully_shard(module, mesh=mesh_of(), **options)
     return fully_shard(model, mesh=mesh_of(), **options)
+
+
+def shard_layers(model):
+    return shard(model, *model.stack.layers)
