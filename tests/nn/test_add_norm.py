@@ -11,6 +11,7 @@ import addnorm
 from addnorm import AddNorm
 from support.refusals import make_test
 from support.torch_transformers import randomize
+from support.transformer_inputs import compute_gradients
 
 f64 = torch.float64
 shapes = pytest.mark.parametrize("shape", [(6,), (3, 6)], ids=str)
@@ -108,14 +109,10 @@ def test_norm_with_torch_state_matches_torch(ours, theirs, options, shape):
     assert isinstance(norm, theirs)
     assert repr(norm) == repr(reference)
     x = torch.randn(2, 5, *shape, dtype=f64)
-    cotangent = torch.randn_like(x)
-    results = []
-    for module in (norm, copy.deepcopy(norm), pickle.loads(pickle.dumps(norm)), reference):
-        leaf = x.clone().requires_grad_()
-        y = module(leaf)
-        results.append((y, *torch.autograd.grad(y, (leaf, *module.parameters()), cotangent)))
+    modules = norm, copy.deepcopy(norm), pickle.loads(pickle.dumps(norm)), reference
+    *results, expected = (compute_gradients(module, module.parameters(), [x]) for module in modules)
     for result in results:
-        assert_close(result, results[-1], rtol=1e-12, atol=1e-12)
+        assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("make", [addnorm.LayerNorm, addnorm.RMSNorm, addnorm.AddNorm])
