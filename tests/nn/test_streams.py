@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 
 from addnorm import Learned, ResidualStack, Wiring
 from addnorm.wirings import Computed, Head, Stage, coefficients, identity
@@ -48,16 +49,11 @@ def test_single_sublayer_is_called_with_a_tensor_of_one_stream():
 
 def own_parameters(stack):
     """Return the learned coefficients of a stack."""
-    modules = [*stack.connections, stack.head]
-    return [
-        p for m in modules for p in (*m._parameters.values(), *(m.coefficients.parameters() if m.coefficients else ()))
-    ]
+    return [p for name, p in stack.named_parameters() if ".sublayer." not in name and "norm" not in name]
 
 
 def find_tensors(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for each in value for t in find_tensors(each)] if isinstance(value, tuple) else []
+    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
 
 
 def record_streams(stack):
@@ -79,7 +75,7 @@ def test_half_precision_keeps_coefficients_in_float32(name, dtype, limit, norm):
     assert all(p.dtype == f64 for p in exact.parameters())
     x, streams = (0.03 * tokens(dtype=dtype)).requires_grad_(), record_streams(stack)  # near half precision's epsilon
     y = stack(x)
-    assert {t.dtype for t in (y, *find_tensors(tuple(streams)))} == {dtype}
+    assert {t.dtype for t in (y, *find_tensors(streams))} == {dtype}
     assert relative(y, exact(x.double())) < limit
     for gradient in torch.autograd.grad(y.float().square().sum(), [x, *stack.parameters()]):
         assert gradient.isfinite().all()
@@ -97,7 +93,7 @@ def test_residual_dtype_is_that_of_every_stream(name):
     for connection in stack.connections:
         connection.sublayer.register_forward_pre_hook(lambda module, args: reads.extend(args))
     assert stack(x).dtype == bf16
-    assert {t.dtype for t in find_tensors(tuple(streams))} == {f32}
+    assert {t.dtype for t in find_tensors(streams)} == {f32}
     assert {read.dtype for read in reads} == {bf16}
     exact(x.double())
     for read, expected in zip(reads, wanted, strict=True):  # rounded before its norm, a read near 256 has two digits
@@ -116,7 +112,7 @@ def test_autocast_computes_coefficients_in_float32(name):
     assert y.dtype == f32  # that of F.layer_norm there
     assert relative(y, expected) < 0.03
     if exact:  # those of the first computed site but for its streams' rounding
-        assert all(t.dtype == f32 for t in find_tensors(tuple(seen)))
+        assert all(t.dtype == f32 for t in find_tensors(seen))
     gradients = torch.autograd.grad(y.float().square().sum(), [*stack.parameters()])
     assert all(g.dtype == p.dtype for g, p in zip(gradients, stack.parameters(), strict=True))
     for hook in hooks:
@@ -139,7 +135,7 @@ def test_norm_of_the_embedding_has_residual_dtype(name):
     stack.layers[0].register_forward_pre_hook(lambda layer, args: states.append(args[0].x))
     with torch.autocast("cpu", bf16):
         stack(tokens())
-    assert {t.dtype for t in find_tensors(tuple(states))} == {bf16}
+    assert {t.dtype for t in find_tensors(states)} == {bf16}
 
 
 SMALL = 2**-9  # 1 + SMALL is 1 in bfloat16

@@ -18,6 +18,7 @@ from addnorm.wirings import Computed, Head, Stage
 from addnorm.wirings.coefficients import SigmoidRead
 from support import stream_formulas
 from support.stream_stacks import Branch, D, perturb
+from support.transformer_inputs import compute_gradients
 
 START = (1.0, -0.4, 1.7, 0.3)  # factors of the embedding in each stream
 
@@ -261,16 +262,13 @@ for per_feature in (False, True):
 def test_wiring_equals_its_transcription(name):
     make, expected = CASES[name]
     stack = make()
-    x = (torch.randn(2, 3, D, dtype=torch.float64) * torch.linspace(0.2, 2.0, D)).requires_grad_()
-    parameters = {"x": x, **dict(stack.named_parameters())}
-    results = []
-    for y in (stack(x), expected(stack, x)):
-        torch.manual_seed(1)
-        gradients = torch.autograd.grad((y * torch.randn_like(y)).sum(), [*parameters.values()])
-        results.append((y, gradients))
-    (y, gradients), (y_expected, gradients_expected) = results
+    x = torch.randn(2, 3, D, dtype=torch.float64) * torch.linspace(0.2, 2.0, D)
+    functions = stack, functools.partial(expected, stack)
+    results = (compute_gradients(function, stack.parameters(), [x]) for function in functions)
+    (y, *gradients), (y_expected, *gradients_expected) = results
     assert_close(y, y_expected, rtol=1e-10, atol=1e-10)
-    for parameter, gradient, wanted in zip(parameters, gradients, gradients_expected, strict=True):
+    names = ["x", *(name for name, _ in stack.named_parameters())]
+    for parameter, gradient, wanted in zip(names, gradients, gradients_expected, strict=True):
         size = float(wanted.abs().max())
         assert size > 1e-8, f"{parameter} has no gradient: the test would not see it"
         assert_close(gradient, wanted, rtol=0, atol=1e-9 * max(1.0, size), msg=lambda m, p=parameter: f"{p}: {m}")
