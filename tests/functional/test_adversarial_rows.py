@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 import addnorm
-from addnorm.ops import cpu
 from support.cases import bf16, f16, f32, f64
+from support.marks import needs_kernels
 from support.oracle import UNIT
 
 NORMS = {"LayerNorm": (addnorm.layer_norm, F.layer_norm), "RMSNorm": (addnorm.rms_norm, F.rms_norm)}
@@ -46,7 +46,7 @@ def exact(z, norm, eps):
     return torch.from_numpy((centred / std).astype(np.float64)), torch.from_numpy((terms / std).astype(np.float64))
 
 
-@pytest.mark.skipif(cpu.ISA is None, reason="a bound of the C++ kernels")
+@needs_kernels
 @pytest.mark.parametrize("d", [1, 2, 17, 64, 1025, 4096])
 @pytest.mark.parametrize("dtype", [f32, bf16, f16, f64])
 @pytest.mark.parametrize("norm", NORMS)
@@ -64,7 +64,7 @@ def test_each_adversarial_row_keeps_the_bound(norm, dtype, d):
         assert (error <= bound).all(), (error / bound).max()
 
 
-@pytest.mark.skipif(cpu.ISA is None, reason="a bound of the C++ kernels")
+@needs_kernels
 def test_spike_in_the_first_elements_keeps_the_statistics():
     """The exact result is representable, so that one rounding of the statistics shows."""
     z = torch.ones(4, 1025)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import addnorm
-from addnorm.ops import cpu
 from support.cases import bf16, f64, make
 from support.fuzz_bits import is_same
 from support.inplace_calls import IN_PLACE, in_place, nan, same
+from support.marks import needs_kernels
 from support.memory_layouts import LAYOUTS
 from support.pairwise import product
 
@@ -62,7 +62,7 @@ def test_strided_memory_is_written_and_nothing_beside_it(layout, variant, dtypes
 
 
 # The reference computes into new tensors and copies.
-@pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
+@needs_kernels
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float32 stream, bfloat16 branch"])
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
 def test_contiguous_memory_is_overwritten_without_any_new(variant, dtypes):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import addnorm
-from addnorm.ops import cpu
 from support.cases import bf16, f32, f64
+from support.marks import needs_kernels
 from support.memory import GB, lines, need
 from support.oracle import UNIT, relative
 
@@ -20,7 +20,7 @@ ROWS = 2**31 // D + 5
 # Rows at the beginning, around element 2^31, and at the end.
 PLACES = [slice(0, 7), slice(2**31 // D - 4, 2**31 // D + 2), slice(ROWS - 3, ROWS)]
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")]
+pytestmark = [pytest.mark.slow, needs_kernels]
 
 
 def peak(path):

@@ -9,10 +9,8 @@ import torch
 import addnorm
 from addnorm.ops import cpu
 from support.capabilities import CAPABILITIES, NAMES
+from support.marks import needs_kernels
 from support.processes import run_python
-
-needs_library = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
-
 
 TABLES = "operation", "streams", "reads"
 # One process for all tables, since each process imports torch anew.
@@ -32,7 +30,7 @@ def run_kernels(*tables, extent, **variables):
 EXTENTS = [pytest.param("cover"), pytest.param("full", marks=pytest.mark.slow)]
 
 
-@needs_library
+@needs_kernels
 @pytest.mark.parametrize("extent", EXTENTS)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_instruction_set_is_accurate_and_guarded(capability, extent):

@@ -5,12 +5,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import addnorm
-from addnorm.ops import cpu
 from support.cases import DTYPES, VARIANTS, bf16, f16, f32, f64, gradients, make
+from support.marks import needs_kernels
 from support.pairwise import rotate
 
 ops = torch.ops.addnorm
-pytestmark = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels are not loaded: {cpu.DETAIL}")
+pytestmark = needs_kernels
 
 
 def operators(function):

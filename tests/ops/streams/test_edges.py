@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import addnorm
-from addnorm.ops import cpu
 from addnorm.ops.streams.kinds import GATE_KINDS
 from support.equality import assert_same
+from support.marks import needs_kernels
 from support.memory import need
 from support.stream_calls import (
     bf16,
@@ -80,7 +80,7 @@ def test_allocation_failure_raises_and_leaves_no_trace():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
+@needs_kernels
 @pytest.mark.parametrize("kind", ["given", "manifold"])
 def test_streams_beyond_2_to_the_31_elements_are_exact(kind):
     """X and X' in bfloat16 are 4.3 GB each. The last rows have the bits that they have alone."""
