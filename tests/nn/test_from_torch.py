@@ -24,6 +24,7 @@ from support.torch_transformers import (
     make_transformer,
     randomize,
 )
+from support.transformer_inputs import compute_gradients
 
 f64 = torch.float64
 LIMIT = {f64: 1e-12, torch.float32: 2e-6}  # 1e-6 is exceeded on some CPUs, by 3 %
@@ -58,22 +59,15 @@ KINDS = ("none", "causal", "float", "padding", "causal and padding", "float and 
 
 def compare(theirs, inputs, given=(), ours_given=(), limit=1e-12):
     """Compare a module and its conversion: outputs and the gradients of all inputs and parameters for one random cotangent."""
-    ours, results = from_torch(theirs), []
-    for module, more in ((theirs, given), (ours, ours_given)):
-        module.zero_grad()
-        leaves = [x.clone().requires_grad_() for x in inputs]
-        y = module(*leaves, *more)
-        torch.manual_seed(7)
-        y.backward(torch.randn(y.shape, dtype=y.dtype))
-        results.append([y.detach(), *(leaf.grad for leaf in leaves)])
+    ours, n = from_torch(theirs), len(inputs)
+    y, *wanted = compute_gradients(lambda *t: theirs(*t, *given), theirs.parameters(), inputs)
     gradients = copy.deepcopy(theirs)  # a module whose parameters are the gradients
-    for own, p in zip(gradients.parameters(), theirs.parameters(), strict=True):
-        own.data = p.grad
-    results[0] += from_torch(gradients).parameters()
-    results[1] += [p.grad for p in ours.parameters()]
-    for i, (a, b) in enumerate(zip(*results, strict=True)):
-        assert a.shape == b.shape, i
-        assert relative(b, a) < limit, i
+    for own, gradient in zip(gradients.parameters(), wanted[n:], strict=True):
+        own.data = gradient
+    expected = [y, *wanted[:n], *from_torch(gradients).parameters()]
+    actual = compute_gradients(lambda *t: ours(*t, *ours_given), ours.parameters(), inputs)
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        assert relative(a, b) < limit, i
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from support.cases import DTYPES, VARIANTS, gradients, leaves, make
 from support.equality import assert_same
 from support.pairwise import rotate
 
-NODE, DIRECT = autograd.node, autograd.direct
+NODE = autograd.node
 built = pytest.mark.skipif(NODE is None, reason="the second library is not built")
 
 
