@@ -39,27 +39,21 @@ def formula(attention, x, memory, mask):
 
 
 KINDS = [SelfAttention, CrossAttention]
-SHAPES = {
-    "(queries, keys)": lambda n, m: (n, m),
-    "(1, keys)": lambda n, m: (1, m),
-    "(batch, queries, keys)": lambda n, m: (BATCH, n, m),
-    "(batch, 1, queries, keys)": lambda n, m: (BATCH, 1, n, m),
-    "(batch, heads, queries, keys)": lambda n, m: (BATCH, HEADS, n, m),
-    "(1, heads, 1, keys)": lambda n, m: (1, HEADS, 1, m),
-}
+# Of masks, but for their last dimension, the keys.
+SHAPES = [(N,), (1,), (BATCH, N), (BATCH, 1, N), (BATCH, HEADS, N), (1, HEADS, 1)]
 
 
 @pytest.mark.parametrize(
     ("kind", "causal", "shape", "dtype", "key_mask"),
     product(
-        KINDS, [False, True], [*SHAPES], [None, torch.bool, f64], [None, torch.bool, f64],
-        always=[(kind, True, "(queries, keys)", None, None) for kind in KINDS],
+        KINDS, [False, True], SHAPES, [None, torch.bool, f64], [None, torch.bool, f64],
+        always=[(kind, True, (N,), None, None) for kind in KINDS],
     ),
 )  # fmt: skip
 def test_masks_of_any_shape_match_the_formula(kind, causal, shape, dtype, key_mask):
     attention = kind(D, HEADS, dtype=f64, **({"causal": causal} if kind is SelfAttention else {}))
     tensors, m = make_inputs(attention), N if kind is SelfAttention else M
-    masks = {"mask": make_mask(dtype, SHAPES[shape](N, m)), "key_mask": make_mask(key_mask, (BATCH, m))}
+    masks = {"mask": make_mask(dtype, (*shape, m)), "key_mask": make_mask(key_mask, (BATCH, m))}
     scores = torch.zeros(BATCH, HEADS, N, m, dtype=f64)
     if causal and kind is SelfAttention:
         scores = scores.masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -INF)

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:Use
 
 
 def stack_of(wiring, norm="layer"):
+    """Return a stack of a wiring, or the stack that a function returns."""
+    if callable(wiring):
+        return wiring()
     name = wiring if isinstance(wiring, str) else wiring.name
     stack = ResidualStack(branches(name, 4), D, wiring, norm=norm)
     perturb(stack)
@@ -34,35 +37,29 @@ def stack_of_attentions():
     return stack
 
 
-# A stack, and the path of the module in it.
+# The path of a module, and the arguments of `stack_of`.
 PLACES = {
-    "norm_in": (lambda: stack_of("pre_ln"), "layers.0.connections.1.norm_in"),
-    "norm_in of torch": (lambda: with_norms_of_torch(stack_of("pre_ln", "rms")), "layers.0.connections.1.norm_in"),
-    "norm_branch": (lambda: stack_of("sandwich", "rms"), "layers.0.connections.1.norm_branch"),
-    "norm_out": (lambda: stack_of("post_ln"), "layers.0.connections.1.norm_out"),
-    "norm_in with options": (lambda: stack_of(Wiring("c", Row(norm_in=True, b=0.5, c=2.0))), "layers.1.connections.0.norm_in"),
-    "norm_embedding": (lambda: stack_of("peri_ln", "rms"), "norm_embedding"),
-    "norm_final": (lambda: stack_of("pre_ln", "rms"), "norm_final"),
-    "norm_in of n streams": (lambda: stack_of(wirings.mhc(3)), "layers.0.connections.1.norm_in"),
-    "norm_final of n streams": (lambda: stack_of(wirings.mhc(3), "rms"), "norm_final"),
-    "norm of one stream": (lambda: stack_of("siamese_norm"), "layers.0.connections.1.norm_streams.1"),
-    "norm_out of one stream": (lambda: stack_of("resi_dual", "rms"), "layers.0.connections.1.norm_outs.0"),
-    "ManifoldConnection": (lambda: stack_of(wirings.mhc(3)), "layers.0.connections.1.coefficients"),
-    "ManifoldConnection, single pass": (
-        lambda: stack_of(wirings.mhc(3, single_pass=True)),
-        "layers.0.connections.1.coefficients",
-    ),
-    "HyperConnection": (lambda: stack_of(wirings.hyper_connections(3)), "layers.0.connections.1.coefficients"),
-    "HyperConnection, static": (
-        lambda: stack_of(wirings.hyper_connections(3, dynamic=False)),
-        "layers.0.connections.1.coefficients",
-    ),
-    "IndependentConnection": (lambda: stack_of(wirings.independent_hc(3)), "layers.1.connections.0.coefficients"),
-    "SigmoidRead": (lambda: stack_of(wirings.mhc(3)), "head.coefficients"),
-    "GatedRead": (lambda: stack_of(wirings.gated_residual(3, rank=4)), "layers.0.connections.1.coefficients"),
-    "in_proj of three reads": (stack_of_attentions, "layers.0.connections.0.sublayer.in_proj"),
-    "SourceAttention": (lambda: stack_of(wirings.attention_residuals()), "layers.0.connections.1.coefficients"),
-    "SourceAttention of three reads": (stack_of_attentions, "layers.1.connections.0.coefficients"),
+    "norm_in": ("layers.0.connections.1.norm_in", "pre_ln"),
+    "norm_in of torch": ("layers.0.connections.1.norm_in", lambda: with_norms_of_torch(stack_of("pre_ln", "rms"))),
+    "norm_branch": ("layers.0.connections.1.norm_branch", "sandwich", "rms"),
+    "norm_out": ("layers.0.connections.1.norm_out", "post_ln"),
+    "norm_in with options": ("layers.1.connections.0.norm_in", Wiring("c", Row(norm_in=True, b=0.5, c=2.0))),
+    "norm_embedding": ("norm_embedding", "peri_ln", "rms"),
+    "norm_final": ("norm_final", "pre_ln", "rms"),
+    "norm_in of n streams": ("layers.0.connections.1.norm_in", wirings.mhc(3)),
+    "norm_final of n streams": ("norm_final", wirings.mhc(3), "rms"),
+    "norm of one stream": ("layers.0.connections.1.norm_streams.1", "siamese_norm"),
+    "norm_out of one stream": ("layers.0.connections.1.norm_outs.0", "resi_dual", "rms"),
+    "ManifoldConnection": ("layers.0.connections.1.coefficients", wirings.mhc(3)),
+    "ManifoldConnection, single pass": ("layers.0.connections.1.coefficients", wirings.mhc(3, single_pass=True)),
+    "HyperConnection": ("layers.0.connections.1.coefficients", wirings.hyper_connections(3)),
+    "HyperConnection, static": ("layers.0.connections.1.coefficients", wirings.hyper_connections(3, dynamic=False)),
+    "IndependentConnection": ("layers.1.connections.0.coefficients", wirings.independent_hc(3)),
+    "SigmoidRead": ("head.coefficients", wirings.mhc(3)),
+    "GatedRead": ("layers.0.connections.1.coefficients", wirings.gated_residual(3, rank=4)),
+    "in_proj of three reads": ("layers.0.connections.0.sublayer.in_proj", stack_of_attentions),
+    "SourceAttention": ("layers.0.connections.1.coefficients", wirings.attention_residuals()),
+    "SourceAttention of three reads": ("layers.1.connections.0.coefficients", stack_of_attentions),
 }  # fmt: skip
 
 
@@ -217,8 +214,8 @@ def changes_of(place):
 
 @pytest.mark.parametrize(("place", "name"), [(place, name) for place in PLACES for name in changes_of(place)])
 def test_changed_module_is_called(place, name, monkeypatch):
-    make, path = PLACES[place]
-    stack, x = make(), torch.randn(2, 3, D, requires_grad=True)
+    path, *arguments = PLACES[place]
+    stack, x = stack_of(*arguments), torch.randn(2, 3, D, requires_grad=True)
     module, mode = (
         stack.get_submodule(path),
         MODES[(list(PLACES).index(place) + list(changes_of(place)).index(name)) % 3],
@@ -247,8 +244,8 @@ def test_changed_module_is_called(place, name, monkeypatch):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_unchanged_module_is_computed_as_its_call(place, monkeypatch):
-    make, path = PLACES[place]
-    stack, x = make().double(), torch.randn(2, 3, D, requires_grad=True, dtype=torch.float64)
+    path, *arguments = PLACES[place]
+    stack, x = stack_of(*arguments).double(), torch.randn(2, 3, D, requires_grad=True, dtype=torch.float64)
     module, asked = stack.get_submodule(path), []
     expected = run(stack, x, "create_graph")
     original = step.is_unmodified
