@@ -18,6 +18,7 @@ from support.inplace_calls import IN_PLACE, OWN_DTYPES, in_place, into, nan, sam
 from support.pairwise import rotate, some
 
 x, b = torch.randn(4, 8), torch.randn(4, 8)
+plain_and_scaled = pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=str)
 
 
 @pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}], ids=str)
@@ -44,7 +45,7 @@ def test_inside_vmap_every_sample_is_written(variant):
         torch.testing.assert_close(tensors["branch"], expected["y"])
 
 
-@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=str)
+@plain_and_scaled
 def test_forward_mode_writes_the_tangents(options):
     t, s, dt, ds = (torch.randn(4, 8, dtype=f64) for _ in range(4))
     both = functools.partial(addnorm.add_layer_norm, **options, return_residual=True)
@@ -57,7 +58,7 @@ def test_forward_mode_writes_the_tangents(options):
     torch.testing.assert_close(jvp(in_place, (t, s), (dt, ds)), (values, tangents))
 
 
-@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=str)
+@plain_and_scaled
 def test_func_grad_of_in_place_raises(options):
     with pytest.raises(RuntimeError, match=r"^residual requires a gradient, expected none"):
         grad(lambda t: addnorm.add_layer_norm_(t.clone(), b.clone(), **options).sum())(x)
