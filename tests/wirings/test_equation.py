@@ -266,8 +266,6 @@ SUM = "So the stream is a plain sum: x_0 and every write."
 NO_SUM = "no plain sum of writes"
 # docs/wirings.md has the descriptions of all wirings with their default options.
 CASES = [
-    (wirings.pre_ln(), SUM),
-    (wirings.post_ln(), NO_SUM),
     (wirings.parallel(2), "reads its own norm of the stream;", SUM),
     (wirings.mhc(2, "mean"), "The 2 streams", "the norm of the mean of the streams.", NO_SUM),
     (wirings.mhc(single_pass=True), "with weights c⁻ that the sublayer before computed;", NO_SUM),
