@@ -9,6 +9,7 @@ from addnorm.lab.toy_model import ToyModel
 from addnorm.wirings import get
 from lab.test_streams import compute_streams
 from support.equality import assert_same
+from support.refusals import make_test
 
 SMALL = {"sublayers": 4, "d_model": 8, "tokens": 3, "n": 3}
 FOUR = ("hyper_connections", "mhc", "attention_residuals", "denseformer")
@@ -107,14 +108,11 @@ def test_gains_compare_both_wirings():
     assert gains["hyper_connections"]["forward"][-1] > 100 * gains["mhc"]["forward"][-1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"wiring": "post_ln"}, r"^wiring is 'post_ln', expected "),
-        ({"sublayers": 5}, r"^sublayers is 5, expected an even number: attention"),
-        ({"perturbation": -0.5}, r"^perturbation is -0\.5, expected a number that is not negative"),
-    ],
-)
-def test_wrong_settings_are_rejected(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        StreamsProbe(**arguments)
+REFUSED = {
+    "wiring is 'post_ln', expected ": lambda: StreamsProbe("post_ln"),
+    "sublayers is 5, expected an even number: attention": lambda: StreamsProbe(sublayers=5),
+    "perturbation is -0.5, expected a number that is not negative": lambda: StreamsProbe(perturbation=-0.5),
+}
+
+
+test_wrong_settings_are_refused = make_test(REFUSED)

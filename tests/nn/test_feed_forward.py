@@ -24,8 +24,6 @@ def test_swiglu_width_is_the_least_sufficient_multiple_of_8():
     for d, dim_feedforward in ((48, 128), (96, 256), (64, 176), (1, 8), (4096, 10928)):
         with torch.device("meta"):
             assert FeedForward(d, activation="swiglu").gate.out_features == dim_feedforward
-        assert dim_feedforward % 8 == 0
-        assert 8 * d / 3 <= dim_feedforward < 8 * d / 3 + 8
 
 
 def test_dropout_is_inside_and_in_training_only():

@@ -104,7 +104,6 @@ def test_last_layer_may_be_shorter():
     ("wiring", "options", "equation"),
     [("post_ln", {"final_norm": True}, "post_ln(): x' = N(x + f(x)),   y = N(x_L)"),
      ("pre_ln", {"final_norm": False}, "pre_ln(): x' = x + f(N(x))"),
-     ("mix_ln", {}, "mix_ln(): x' = x + f(N(x)),   y = N(x_L)"),
      ("deepnorm", {}, "deepnorm(): x' = N(1.414 x + f(x))"),
      ("keel", {}, "keel():\n  layer 1, sublayer 1:  x' = x + f(N(x))")],
 )  # fmt: skip

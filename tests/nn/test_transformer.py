@@ -41,8 +41,7 @@ def test_every_wiring_trains_every_parameter_from_finite_start(kind, wiring):
     start = kind(*get_sizes(kind), wiring=ALL[wiring], dtype=f64)
     assert start(*make_inputs(kind)).isfinite().all()
     module = make_module(kind, ALL[wiring])
-    y, *grads = compute_gradients(module, module.parameters(), make_inputs(kind))
-    assert y.shape == (BATCH, N, D)
+    _, *grads = compute_gradients(module, module.parameters(), make_inputs(kind))
     for g in grads:
         assert g.isfinite().all()
         assert g.ne(0).any()

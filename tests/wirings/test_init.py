@@ -9,7 +9,7 @@ from torch import nn
 from addnorm import ResidualStack, wirings
 from addnorm.nn import block
 from addnorm.wirings.init import depth_scaled, gpt2, weight_roles, xavier_normal, zero_out
-from support.refusals import assert_refused
+from support.refusals import assert_refused, make_test
 
 D, FF = 128, 512
 
@@ -154,14 +154,16 @@ def test_needed_unknown_role_raises_before_drawing(wiring):
     assert all(bool((p == 7).all()) for p in stack.parameters())
 
 
-def test_unknown_parameter_raises():
-    stack = ResidualStack([nn.Embedding(D, D)], D, "pre_ln")
-    assert_refused("Embedding has the parameter 'weight', whose role is not known", lambda: stack.wiring.init_(stack))
+REFUSED = {
+    "Embedding has the parameter 'weight', whose role is not known": lambda: wirings.pre_ln().init_(
+        ResidualStack([nn.Embedding(D, D)], D, "pre_ln")
+    ),
+    "stack was built with pre_ln": lambda: wirings.deepnorm().init_(stack_of(1, "pre_ln")),
+    "stack is a Linear, expected a ResidualStack": lambda: wirings.pre_ln().init_(nn.Linear(2, 2)),
+}
 
 
-def test_wrong_stack_raises():
-    assert_refused("stack was built with pre_ln", lambda: wirings.deepnorm().init_(stack_of(1, "pre_ln")))
-    assert_refused("stack is a Linear, expected a ResidualStack", lambda: wirings.pre_ln().init_(nn.Linear(2, 2)))
+test_wrong_stacks_are_refused = make_test(REFUSED)
 
 
 # Admin's profile
