@@ -7,7 +7,6 @@ import pytest
 
 from addnorm import Learned, Row, Wiring, wirings
 from addnorm.nn import Place
-from addnorm.wirings import Computed, Stage, append_zero, coefficients
 from addnorm.wirings.init import gpt2
 
 NAMES = {**vars(wirings), "gpt2": gpt2}
@@ -38,20 +37,6 @@ def test_rows_and_wirings_survive_pickle_copy_and_repr():
 )
 def test_is_sum_requires_plain_stream(is_sum, row):
     assert row.is_sum is is_sum
-
-
-def test_options_of_a_module_say_what_it_computes():
-    read = Computed(coefficients.GatedRead, {"injects": False, "rank": 2})
-    assert read.computes == ("collapse",)
-    assert Stage(2, inject=(1, 2), coefficients=read).n_out == 2
-    assert Computed(coefficients.DynamicSources).appends
-    assert not Computed(coefficients.DynamicSources, {"residual": False}).appends
-
-
-def test_reads_are_the_rows_of_collapse():
-    assert Stage(2, ((1, 0), (0, 1), (0.5, 0.5)), inject=(1, 0)).reads == 3
-    assert Stage(2, (1, 0), inject=(1, 0)).collapse == ((1.0, 0.0),)
-    assert Stage(2, (1, 0), append_zero(2), (0, 0, 1)).n_out == 3
 
 
 # Wiring
