@@ -1,4 +1,4 @@
-"""Tests of Row, Stage, Learned, Place and Wiring: comparison, hashing, what they derive, text."""
+"""Tests of Row, Learned, Place and Wiring: comparison, hashing, what they derive, text."""
 
 import copy
 import pickle
