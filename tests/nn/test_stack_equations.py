@@ -50,9 +50,7 @@ def equation(stack, x):
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-@pytest.mark.parametrize(
-    "wiring", ROWS, ids=lambda wiring: repr(wiring) if wiring.name in vars(wirings) else wiring.name
-)
+@pytest.mark.parametrize("wiring", ROWS, ids=lambda wiring: wiring.name)
 def test_stack_of_rows_matches_the_equation(wiring, norm):
     """The output and all gradients, with random norms and factors."""
     sublayers = [f for _ in range(3) for f in block(D, HEADS, causal=True, activation="gelu", bias=False, dtype=f64)]
