@@ -72,7 +72,8 @@ def with_norms_of_torch(stack):
 def scale(output, by=1.0):
     """Return another output: a tensor, coefficients, or gradients."""
     if isinstance(output, torch.Tensor):
-        return output * torch.linspace(1.2 * by, 1.6 * by, output.shape[-1])  # a norm would remove one factor
+        factor = torch.linspace(1.2 * by, 1.6 * by, output.shape[-1])  # a norm would remove one number
+        return output * factor.to(output.dtype)
     changed = [None if t is None else scale(t, by + 0.5 * k) for k, t in enumerate(output)]
     return type(output)(*changed) if hasattr(output, "_fields") else tuple(changed)
 
