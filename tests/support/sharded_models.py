@@ -66,7 +66,7 @@ class Model(nn.Module):
 
 def build(post=False):
     torch.manual_seed(0)
-    return randomize(Model(post), size=0.3)
+    return randomize(Model(post), size=0.1)
 
 
 def tokens():
