@@ -1,4 +1,4 @@
-"""Tests of Row, Learned, Place and Wiring: comparison, hashing, what they derive, text."""
+"""Tests of Row, Stage, Learned, Place and Wiring: comparison, hashing, what they derive, text."""
 
 import copy
 import pickle
@@ -7,6 +7,7 @@ import pytest
 
 from addnorm import Learned, Row, Wiring, wirings
 from addnorm.nn import Place
+from addnorm.wirings import Computed, Stage, coefficients
 from addnorm.wirings.init import gpt2
 
 NAMES = {**vars(wirings), "gpt2": gpt2}
@@ -37,6 +38,14 @@ def test_rows_and_wirings_survive_pickle_copy_and_repr():
 )
 def test_is_sum_requires_plain_stream(is_sum, row):
     assert row.is_sum is is_sum
+
+
+def test_options_of_a_module_say_what_it_computes():
+    read = Computed(coefficients.GatedRead, {"injects": False, "rank": 2})
+    assert read.computes == ("collapse",)
+    assert Stage(2, inject=(1, 2), coefficients=read).n_out == 2
+    assert Computed(coefficients.DynamicSources).appends
+    assert not Computed(coefficients.DynamicSources, {"residual": False}).appends
 
 
 # Wiring
