@@ -13,6 +13,7 @@ import sys
 import time
 import types
 import warnings
+from functools import partial
 
 import torch
 
@@ -60,17 +61,11 @@ def examine(model):
     names = [
         (stream.wiring or "rows").replace("|none", " or no name").replace("|", " or ") for stream in answer.streams
     ]
-    row = {"model": model.name, "expected": "none: " + answer.reason if answer.reason else ", ".join(names)}
-    found = None
-
-    def run():
-        nonlocal found
-        found = addnorm.inspect(module, *args, **kwargs)
-        return "ok"
-
-    said = attempt(run)
-    if found is None:
-        row |= {"verdict": "refused" if said.startswith("refused") else "crash", "detail": said}
+    row = {"expected": "none: " + answer.reason if answer.reason else ", ".join(names)}
+    found = attempt(partial(addnorm.inspect, module, *args, **kwargs))
+    if isinstance(found, str):
+        row |= {"verdict": "refused" if found.startswith("refused") else "crash", "detail": found}
+        found = None
     else:
         verdict = judge(found, answer)
         is_right = bool(answer.reason) and verdict.status == "refused"  # as it must be
@@ -88,6 +83,11 @@ def examine(model):
     return row | dict(use(module, model.arguments, found))
 
 
+def fuse(model):
+    """Return what `fuse` does with a model."""
+    return {"fuse": attempt(check_fuse, model.build()[0], model.arguments())}
+
+
 def main(name, stage, seconds, *names):
     """Examine the models of a package."""
     warnings.simplefilter("ignore")
@@ -102,19 +102,14 @@ def main(name, stage, seconds, *names):
             started = time.perf_counter()
             signal.alarm(int(seconds))
             try:
-                if stage == "fuse":
-                    row = {"model": model.name, "fuse": attempt(check_fuse, model.build()[0], model.arguments())}
-                else:
-                    row = examine(model)
+                row = fuse(model) if stage == "fuse" else examine(model)
             except OutOfTime:
-                row = {
-                    "model": model.name,
-                    **({"fuse": late} if stage == "fuse" else {"verdict": "crash", "detail": late}),
-                }
+                row = {"fuse": late} if stage == "fuse" else {"verdict": "crash", "detail": late}
             except Exception as error:
-                row = {"model": model.name, "verdict": "not built", "detail": f"{type(error).__name__}: {error}"[:200]}
+                row = {"verdict": "not built", "detail": f"{type(error).__name__}: {error}"[:200]}
             signal.alarm(0)
-            print(json.dumps(row | {"seconds": round(time.perf_counter() - started, 1)}), flush=True)
+            row = {"model": model.name, **row, "seconds": round(time.perf_counter() - started, 1)}
+            print(json.dumps(row), flush=True)
 
 
 def _stop(signum, frame):

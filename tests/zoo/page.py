@@ -37,17 +37,12 @@ for a missing final norm, of which the answers tell.
 
 def write(rows, packages):
     """Write both files, with the rows in the order of the answers."""
-    order = {
-        (name, model.name): k for k, (name, model) in enumerate((n, m) for n, p in packages.items() for m in p.models)
-    }
-    rows = sorted(
-        (row for row in rows if (row["package"], row["model"]) in order), key=lambda r: order[r["package"], r["model"]]
-    )
-    versions = {name: package.requirements[0].split("==")[1] for name, package in packages.items()}
+    by_model = {(row["package"], row["model"]): row for row in rows}
     plain = [
-        {k: v for k, v in row.items() if k not in ("source", "seconds")} | {"version": versions[row["package"]]}
-        for row in rows
-    ]
+        {k: v for k, v in row.items() if k not in ("source", "seconds")} | {"version": package.requirements[0].split("==")[1]}
+        for name, package in packages.items() for model in package.models
+        if (row := by_model.get((name, model.name)))
+    ]  # fmt: skip
     RESULTS.write_text("[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in plain) + "\n]\n")
     PAGE.write_text(render(plain))
     print(summarize(plain))
