@@ -14,7 +14,7 @@ PUBLIC = (
 DIRECTIVE = re.compile(r"^\.\. (currentmodule|auto\w+):: ([\w.]+)$", re.M)
 
 
-def entries() -> list[tuple[str, str]]:
+def entries():
     """Return the directive and the path of each entry of the page."""
     found, room = [], ""
     for directive, name in DIRECTIVE.findall((ROOT / "docs/api.md").read_text()):
@@ -25,7 +25,7 @@ def entries() -> list[tuple[str, str]]:
     return found
 
 
-def value_of(path: str) -> object:
+def value_of(path):
     room, _, name = path.rpartition(".")
     return getattr(importlib.import_module(room), name)
 
@@ -65,21 +65,19 @@ def test_public_modules_are_imported_at_first_use(monkeypatch):
 def test_formula_of_a_docstring_is_a_literal_block():
     settings = {}
     exec((ROOT / "docs/_site/conf.py").read_text(), settings)
-    lines = [
-        "First.",
-        "",
-        "    y = x * w",
-        "    z = x",
-        "",
-        "Text.",
-        "",
-        "Args:",
-        "    x: a tensor",
-        "",
-        "        of rows",
-    ]
+    lines = """First.
+
+    y = x * w
+    z = x
+
+Text.
+
+Args:
+    x: a tensor
+
+        of rows""".splitlines()
     settings["write_docstring"](None, "function", "f", None, None, lines)
-    assert lines == ["First.", "", "::", "", *["    y = x * w", "    z = x"], "", "Text.", *lines[-5:]]
+    assert lines == ["First.", "", "::", "", "    y = x * w", "    z = x", "", "Text.", *lines[-5:]]
     assert lines[-5:] == ["", "Args:", "    x: a tensor", "", "        of rows"]
     lines = ["The norms |x| of `Row`s, as in f(**options).", "", "Example:", "    >>> abs(-2) | 1", "    3"]
     settings["write_docstring"](None, "function", "f", None, None, lines)

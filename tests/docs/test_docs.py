@@ -29,7 +29,7 @@ def test_examples_of_a_page_run(path, monkeypatch, threads, capsys):
     threads(1)
     monkeypatch.setattr(benchmark, "SECONDS", 0.0)
     monkeypatch.setattr(benchmark, "SHARE_SECONDS", 0.0)
-    namespace: dict[str, object] = {}
+    namespace = {}
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     for block in blocks:
         if path == ROOT / "README.md":  # each of its blocks runs when it is pasted alone
@@ -73,7 +73,7 @@ def test_links_of_a_page_lead_to_files_and_headings(path):
 
 def test_paths_of_the_architecture_page_exist():
     tree = (ROOT / "docs/architecture.md").read_text().split("```")[1]
-    folders: list[str] = []
+    folders = []
     for line in tree.splitlines()[1:]:
         name = line.split()[0]
         depth = (len(line) - len(line.lstrip())) // 2
