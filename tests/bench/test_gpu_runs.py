@@ -65,7 +65,7 @@ def test_wrong_variant_is_reported_and_not_timed(monkeypatch):
     json.dumps(document, allow_nan=False)
 
 
-@pytest.mark.parametrize(("durations", "budget", "measured"), [((1, 1), 1e-9, 1), ((60, 1), 50, 1), ((30, 1), 40, 2)])
+@pytest.mark.parametrize(("durations", "budget", "measured"), [((60, 1), 50, 1), ((30, 1), 40, 2)])
 def test_budget_ends_a_run_as_complete(monkeypatch, durations, budget, measured):
     """The most important case is always measured; no case begins after the budget."""
     now = [0.0]

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -126,19 +125,6 @@ def test_demo_prints_explorer_command(monkeypatch, tmp_path, called, shown, reco
     result = run_lines(monkeypatch)
     more = " addnorm-demo/minilm.json" if recorded else ""
     assert result.stdout.endswith(f"in a browser:\n  {shown} explore{more}\n")
-
-
-def test_demo_reuses_finished_comparison(monkeypatch):
-    (line,) = (part.line for part in demo.PARTS if part.line.startswith("compare"))
-    first = run_lines(monkeypatch, line)
-
-    def train(*_, **__):
-        raise AssertionError("trained again")
-
-    monkeypatch.setattr(sys.modules["addnorm.lab.compare"], "train", train)
-    assert run_lines(monkeypatch, line).stdout == first.stdout
-    assert "post_ln" in first.stdout
-    assert Path("addnorm-demo/compare.html").exists()
 
 
 def test_demo_fails_for_unmet_published_result(monkeypatch):
