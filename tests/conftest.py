@@ -74,6 +74,12 @@ def threads():
 
 
 @pytest.fixture
+def one_thread(threads):
+    """Run on one thread, which small models need."""
+    threads(1)
+
+
+@pytest.fixture
 def frozen_heap():
     """Exclude all objects that are alive from garbage collection: collections during the test see only new objects."""
     gc.collect()

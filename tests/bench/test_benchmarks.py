@@ -45,9 +45,8 @@ def small_bert(name, *, texts, tokens, dtype):
 
 
 @pytest.fixture
-def small(scripts, monkeypatch, threads):
+def small(scripts, monkeypatch, one_thread):
     """Make the models, texts and copies of all benchmarks small, without a compiler, on one thread."""
-    threads(1)
     decoder = scripts.fuse.models.SIZES | {"num_hidden_layers": 1, "vocab_size": 60}
     for place, name, value in (
         (scripts.stream.models, "load", small_bert),

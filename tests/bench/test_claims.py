@@ -123,9 +123,8 @@ def test_verdict_follows_from_the_numbers(start):
     assert claim.judge(numbers)["verdict"] == verdict != claim.judge(stored)["verdict"]
 
 
-def test_every_part_is_measured_and_judged(monkeypatch, threads):
+def test_every_part_is_measured_and_judged(monkeypatch, one_thread):
     """Run the whole benchmark in small: one training step, one seed, a short text."""
-    threads(1)
     bench_claims = load("benchmarks/bench_claims.py")
     small = {"seeds": 0, "steps": 1, "d_model": 16, "nhead": 2, "tokens": 8, "batch": 4, "every": 1}
     for name, value in {
@@ -156,8 +155,7 @@ def test_every_part_is_measured_and_judged(monkeypatch, threads):
 # With and without norms.
 
 
-def test_training_measures_losses_and_reads_at_every_step_of_the_protocol(threads, monkeypatch):
-    threads(1)
+def test_training_measures_losses_and_reads_at_every_step_of_the_protocol(one_thread, monkeypatch):
     monkeypatch.setattr(norms, "EVERY", 2)
     run, reads = Run("no_norm", 1, 16, 2, 8, 4, 5, 1e-2, 0, 0, every=0), []
     loss, losses, sizes, shifts = norms.train(run, TEXT)
@@ -177,8 +175,7 @@ def test_training_measures_losses_and_reads_at_every_step_of_the_protocol(thread
     assert len(losses) == 3
 
 
-def test_norms_run_measures_every_rate(monkeypatch, threads):
-    threads(1)
+def test_norms_run_measures_every_rate(monkeypatch, one_thread):
     small = {
         "LAYERS": (1,), "SEEDS": (0,), "EVERY": 1, "SETTINGS": {**norms.SETTINGS, "steps": 2, "d_model": 16}, "text_of_the_lab": lambda: TEXT,
     }  # fmt: skip

@@ -19,9 +19,8 @@ def patient(monkeypatch):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, threads):
+def folder(tmp_path, monkeypatch, one_thread):
     """Run in a temporary folder with a user's module of models and a text, on one thread since the models are small."""
-    threads(1)
     (tmp_path / "own_models.py").write_text(FACTORIES)
     (tmp_path / "texts.txt").write_text(TEXTS)
     monkeypatch.chdir(tmp_path)

@@ -24,9 +24,8 @@ PRINTED = ("add_norm", "wirings")  # pages whose comments beside print() are the
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, in forward mode
 @pytest.mark.parametrize("path", PAGES, ids=IDS)
-def test_examples_of_a_page_run(path, monkeypatch, threads, capsys):
+def test_examples_of_a_page_run(path, monkeypatch, one_thread, capsys):
     """Run the examples on one thread, with short measurements; compare what they print with their comments."""
-    threads(1)
     monkeypatch.setattr(benchmark, "SECONDS", 0.0)
     monkeypatch.setattr(benchmark, "SHARE_SECONDS", 0.0)
     namespace = {}
@@ -86,8 +85,7 @@ COMMANDS = re.findall(r"^addnorm (.+)$", (ROOT / "SKILL.md").read_text(), re.MUL
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_of_the_skill_succeed(command, threads):
-    threads(1)
+def test_commands_of_the_skill_succeed(command, one_thread):
     result = run(*command.split())
     assert result.exit_code == 0, result.stderr
     if command.endswith("--json"):

@@ -12,12 +12,12 @@ from support.route_models import OPERATIONS
 from support.route_results import ROUTES, agrees, list_cells, measure_processes, tolerance
 
 # Of torch, while it captures, compiles and exports.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::UserWarning:torch",
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning:torch",
-    "ignore::torch.jit.TracerWarning",
-)
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore::UserWarning:torch", "ignore::DeprecationWarning", "ignore::FutureWarning:torch", "ignore::torch.jit.TracerWarning"
+    ),
+    pytest.mark.usefixtures("one_thread"),
+]  # fmt: skip
 DOCUMENT = json.loads(route_results.PATH.read_text())
 ROWS = {(row["route"], row["operation"], row["dtype"]): row for row in DOCUMENT["rows"]}
 
@@ -28,11 +28,6 @@ CHEAP = [
     for i, (route, name) in enumerate((route, name) for name in ("AddNorm", "pre-LN", "post-LN") for route in CHEAP)
 ]
 ALONE = [(route, name, dtype) for route, name, dtype in list_cells() if route in route_calls.ROUTES]
-
-
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,12 +19,8 @@ from addnorm.lab.train import Training, train
 from support.browser import HOME
 from support.lab_runs import TEXT
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"layers": 2, "d_model": 16, "tokens": 8, "batch": 4, "steps": 6}
-
-
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
 
 
 def raced(on=TEXT, **settings):
