@@ -5,9 +5,6 @@ import json
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
-
 import addnorm
 from addnorm.stream.models.load import load
 from support.commands import assert_one_sentence, assert_words, document, run
@@ -108,12 +105,9 @@ def test_locate_names_a_captured_tensor(folder):
     assert none.exit_code == 3
     assert "hidden.pt has no value of a stream; nearest: " in none.stderr
     ones = torch.ones(2, states[1].shape[-1])
-    for content in ({"x": states[1]}, ones.long(), ones.to("meta"), ones.to_sparse()):
+    for content in (ones.long(), ones.to("meta")):
         torch.save(content, folder / "hidden.pt")
-        refused = run(*arguments)
-        assert_one_sentence(refused, 2)
-    (folder / "hidden.pt").write_text("no tensor")
-    assert_one_sentence(run(*arguments), 2)
+        assert_one_sentence(run(*arguments), 2)
 
 
 @pytest.mark.parametrize(("name", "columns"), [("t5", 80), ("llama", 140)])
