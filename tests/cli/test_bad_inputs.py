@@ -8,13 +8,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
-pytest.importorskip("distributed")
-pytest.importorskip("matplotlib")
-pytest.importorskip("starlette")
-pytest.importorskip("pyarrow")
-
 from addnorm._util.optional import install_command
 from addnorm_cli.group import addnorm as main
 from support.hostile_files import make_hostile_files
@@ -41,9 +34,8 @@ def hostile(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(hostile, monkeypatch, threads):
+def folder(hostile, monkeypatch, one_thread):
     """Run in the folder of hostile files, on one thread and without a server."""
-    threads(1)
     monkeypatch.chdir(hostile)
     monkeypatch.syspath_prepend(str(hostile))
     monkeypatch.setattr("addnorm.explorer.server.serve", lambda *_: pytest.fail("it served"))

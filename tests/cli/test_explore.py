@@ -10,9 +10,6 @@ import time
 import pytest
 import torch
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
 import addnorm
 from addnorm.cli import explore
 from addnorm.explorer import export, stack
@@ -20,10 +17,7 @@ from support.commands import assert_one_sentence
 from support.commands import run as run_command
 from support.explorer_process import RACING, Explorer
 
-
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

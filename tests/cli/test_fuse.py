@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("transformers")
-
 import addnorm
 from addnorm.fusion import backend, benchmark
 from support.commands import assert_one_sentence, assert_words, document, run

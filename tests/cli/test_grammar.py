@@ -77,7 +77,6 @@ def test_names_to_complete_are_those_of_the_library():
 
 
 def test_completed_model_types_are_those_of_transformers():
-    pytest.importorskip("transformers")
     from addnorm.stream.models.load import model_types
 
     completed = {*parameters.MODEL.names()}

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
-
 import addnorm
 from addnorm._util.numbers import format_percent
 from addnorm.cli import record as cli_record

@@ -2,9 +2,6 @@
 
 import pytest
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("jinja2")
-
 from addnorm.cli import inspect
 from support.commands import assert_one_sentence, run
 from support.report_pages import check_page

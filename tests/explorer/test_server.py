@@ -4,11 +4,6 @@ import asyncio
 import json
 
 import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-pytest.importorskip("httpx2")  # deprecated parts of starlette's test client
-
 from starlette.testclient import TestClient
 
 from addnorm.explorer import security, server, stack
@@ -25,8 +20,7 @@ def clients():
 
 
 @pytest.fixture
-def client(clients, threads):
-    threads(1)
+def client(clients, one_thread):
     return clients
 
 

@@ -10,9 +10,6 @@ from contextlib import suppress
 
 import pytest
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
 from addnorm.explorer import security
 from support.explorer_process import RACING, Explorer
 from support.explorer_requests import CUT, JSON, NO_HTTP, bad_requests, measured
@@ -69,8 +66,7 @@ def judged(process, method, path, headers, body, statuses):
     return "" if 10 < len(error) < 600 and error[-1] == "." and HEADERS.keys() <= set(re.findall(r"(?m)^([a-z-]+):", head.decode().lower())) else what  # fmt: skip
 
 
-def test_server_survives_bad_requests(process, threads):
-    threads(1)
+def test_server_survives_bad_requests(process, one_thread):
     asked = {"placement": "sandwich", "sublayers": 8, "seed": 5}
     assert process.ask("POST", "/api/stack", asked).json == measured(**asked)
     before = process.memory() if sys.platform == "linux" else 0

@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("jinja2")
-
 from addnorm import lab, report
 from addnorm.lab import theory
 from addnorm.lab.train import one_thread

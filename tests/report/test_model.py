@@ -6,9 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("jinja2")
-
 import addnorm
 from addnorm.report import Finding, build_model_page, render
 from addnorm.report.model_findings import ablation_findings, recording_findings
@@ -181,7 +178,6 @@ def test_unclosed_and_unknown_sites_are_shown(measured):
 
 
 def test_page_of_encoder_decoder():
-    pytest.importorskip("transformers")
     from addnorm.stream.models.load import load
 
     loaded = load("t5", layers=2, tokens=6)

@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("jinja2")
-
 from addnorm.report import Facts, Figure, Finding, Findings, Formula, Page, Section, Table, check_path, render, write
 from support.report_pages import check_page, tables
 

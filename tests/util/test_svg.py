@@ -149,7 +149,6 @@ def test_chart_file_has_its_own_colours():
 
 
 def test_matplotlib_drawing_becomes_a_figure():
-    pytest.importorskip("matplotlib")
 
     def make():
         return draw_figure(
