@@ -16,6 +16,7 @@ from addnorm.onnx.check import check_version
 from support.cases import DTYPES, VARIANTS, Variant
 from support.deployed import Calls, dynamic, encoder
 from support.fused_model import QUIET, PreNormModel, X
+from support.random_models.graphs import Graph
 from support.refusals import assert_raises
 
 # Imported by the tests that need it: every process of a run collects this file, and one runs it.
@@ -115,22 +116,16 @@ def test_boundaries_of_several_streams_are_written_out(tmp_path):
     assert check(path, stack, (torch.randn(3, 4, 16),)) < 1e-5
 
 
-class InPlace(nn.Module):
-    def forward(self, x):
-        return addnorm.add_layer_norm_(x, x.clone())
-
-
-class Drop(nn.Module):
-    def forward(self, x):
-        return addnorm.add_layer_norm(x, x, dropout_p=0.5)
+in_place = Graph(lambda m, x: addnorm.add_layer_norm_(x, x.clone()))
+with_dropout = Graph(lambda m, x: addnorm.add_layer_norm(x, x, dropout_p=0.5))
 
 
 def test_training_and_dropout_are_refused(tmp_path):
     path = tmp_path / "model.onnx"
     for sentence, model, options in (
         ("model is in training mode, expected evaluation mode: ", encoder().train(), {}),
-        ("dropout_p is 0.5 in the model, expected 0: ", Drop().eval(), {}),
-        ("the program contains addnorm.add_norm_out, expected forward calls ", InPlace().eval(), {}),
+        ("dropout_p is 0.5 in the model, expected 0: ", with_dropout.eval(), {}),
+        ("the program contains addnorm.add_norm_out, expected forward calls ", in_place.eval(), {}),
         ("form is 'fast', expected one of 'standard', 'skip', 'plain'", encoder(), {"form": "fast"}),
         ("opset_version is 17, expected a whole number from 18", encoder(), {"opset_version": 17}),
     ):
@@ -227,15 +222,12 @@ def test_faulty_versions_are_refused(version, operators, is_faulty):
 def test_runtime_is_not_faulty(tmp_path, form):
     """Constant rows, and rows whose mean is a thousand times their deviation: where earlier versions return NaN."""
 
-    class Model(nn.Module):
-        def forward(self, x, y):
-            return addnorm.add_layer_norm(x, y)
-
+    model = Graph(lambda m, x, y: addnorm.add_layer_norm(x, y)).eval()
     x = torch.randn(2, 3, 64) + 1000.0
     x[0] = 1.1
     y = torch.zeros_like(x) + 0.3
-    path = export(Model().eval(), (x, y), tmp_path / "norm.onnx", form=form)
-    assert check(path, Model(), (x, y)) < 1e-4
+    path = export(model, (x, y), tmp_path / "norm.onnx", form=form)
+    assert check(path, model, (x, y)) < 1e-4
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])

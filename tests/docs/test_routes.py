@@ -1,5 +1,6 @@
 """Tests of docs/routes.md: the page shows the committed results, and the routes compute what the results say."""
 
+import itertools
 import json
 
 import pytest
@@ -25,7 +26,7 @@ ROWS = {(row["route"], row["operation"], row["dtype"]): row for row in DOCUMENT[
 CHEAP = ("eager", "export", "jit.trace", "checkpoint", "checkpoint, reentrant", "apply_activation_checkpointing")
 CHEAP = [
     (route, name, torch.float64 if i % 2 else torch.float32)
-    for i, (route, name) in enumerate((route, name) for name in ("AddNorm", "pre-LN", "post-LN") for route in CHEAP)
+    for i, (name, route) in enumerate(itertools.product(("AddNorm", "pre-LN", "post-LN"), CHEAP))
 ]
 ALONE = [(route, name, dtype) for route, name, dtype in list_cells() if route in route_calls.ROUTES]
 

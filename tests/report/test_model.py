@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import addnorm
+from addnorm.lab.train import one_thread
 from addnorm.report import Finding, build_model_page, render
 from addnorm.report.model_findings import ablation_findings, recording_findings
 from addnorm.stream.ablate import Ablations
@@ -24,14 +25,12 @@ from support.stream_steps import X, make_steps
 @pytest.fixture(scope="module")
 def measured():
     """Return a small pre-LN model, its measurements, and its page with all its drawings."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    model = torch_encoder(True, norm=torch.nn.LayerNorm(16))
-    inspection = addnorm.inspect(model, X)
-    with addnorm.record(model) as recording:
-        (model(X) * torch.randn(16)).sum().backward()
-    ablations = addnorm.ablate_each(inspection, X, loss=lambda y: y[..., 0].square().mean())
-    torch.set_num_threads(threads)
+    with one_thread():
+        model = torch_encoder(True, norm=torch.nn.LayerNorm(16))
+        inspection = addnorm.inspect(model, X)
+        with addnorm.record(model) as recording:
+            (model(X) * torch.randn(16)).sum().backward()
+        ablations = addnorm.ablate_each(inspection, X, loss=lambda y: y[..., 0].square().mean())
     page = build_model_page(inspection, recording, ablations, {"inputs": "drawn"})
     return SimpleNamespace(model=model, inspection=inspection, recording=recording, ablations=ablations, page=page)
 
