@@ -15,7 +15,7 @@ from addnorm import lab, report
 from addnorm.lab import theory
 from support import SUPPORT, commands
 from support.commands import assert_one_sentence, refuse, without_announcements
-from support.lab_runs import TEXT, measured
+from support.lab_runs import SIZE, TEXT, measured
 
 SMALL = ("--layers", 2, "--d-model", 16, "--heads", 2, "--tokens", 8, "--batch", 4)
 
@@ -131,7 +131,7 @@ def training(steps, jobs=2):
 
 
 STEPS = 250
-PROTOCOL = {"num_layers": 2, "d_model": 16, "nhead": 2, "tokens": 8, "batch": 4, "warm_ups": 0, "steps": STEPS}
+PROTOCOL = lab.Protocol(**SIZE, warm_ups=0, steps=STEPS)
 
 
 def settings(line):
@@ -141,7 +141,7 @@ def settings(line):
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_compare_continues_after_kill(jobs):
     text = lab.read_text("text")
-    lab.compare(["post_ln"], lab.Protocol(**PROTOCOL), text=text, out="out", jobs=1, at_init=False)
+    lab.compare(["post_ln"], PROTOCOL, text=text, out="out", jobs=1, at_init=False)
     finished = lines()
     process, workers = training(STEPS, jobs)
     assert jobs == 1 or len(workers) >= 2
@@ -161,7 +161,7 @@ def test_compare_continues_after_kill(jobs):
     assert checkpoints() == []
     output = {settings(line): json.loads(line) for line in after}
     assert output["pre_ln"]["resumed"] == 1
-    undisturbed = lab.compare(["pre_ln"], lab.Protocol(**PROTOCOL), text=text, jobs=1, at_init=False)
+    undisturbed = lab.compare(["pre_ln"], PROTOCOL, text=text, jobs=1, at_init=False)
     assert measured(output["pre_ln"]) == measured(undisturbed.runs[0])
 
 
