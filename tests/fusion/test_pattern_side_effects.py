@@ -17,8 +17,12 @@ SAVED = "its sum, which backward needs, is modified in place later"
 WRITES = "its norm writes in place into memory that is read elsewhere"
 
 
+def rstd(z, eps=1e-6):
+    return torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + eps)
+
+
 def rms(m, z, eps=1e-6):
-    return z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + eps) * m.weight
+    return z * rstd(z, eps) * m.weight
 
 
 def bounded(m, z):
@@ -65,7 +69,7 @@ def angles(m, z):
 
 def later(m, z):
     h = z.float()
-    y = (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(z.dtype) * m.weight
+    y = (h * rstd(h)).to(z.dtype) * m.weight
     z += m.g(y)  # autograd saved h, not z
     return z
 
@@ -73,20 +77,20 @@ def later(m, z):
 def step_seen_by_a_view(m, z):
     h = z - z.mean(-1, keepdim=True)
     view = h.view(-1)
-    h *= torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
+    h *= rstd(h)
     return h * m.weight, view * 2
 
 
 def sum_seen_by_a_view(m, z):
     view = z.view(-1)
     z -= z.mean(-1, keepdim=True)
-    z *= torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-5)
+    z *= rstd(z)
     return z * m.weight, view * 2
 
 
 def unseen(m, z):
     h = z - z.mean(-1, keepdim=True)
-    h *= torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
+    h *= rstd(h)
     h *= m.weight
     return h + z
 
@@ -101,7 +105,7 @@ NO_GRAD = {"gradients": False}
 CASES = {
     "detached sum": (of_sum(lambda m, z: m.norm(z.detach()) + m.g(z)), DETACHED),
     "detached root": (
-        of_sum(lambda m, z: z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-6).detach() * m.weight), DETACHED,
+        of_sum(lambda m, z: z * rstd(z).detach() * m.weight), DETACHED,
     ),
     "detached weight": (of_sum(lambda m, z: layer(m, z, m.weight.detach())), None),
     "weight of the sum": (of_sum(lambda m, z: layer(m, z, z.mean((0, 1)))), AFTER),
