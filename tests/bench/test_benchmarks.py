@@ -184,13 +184,9 @@ def test_loop_reads_and_writes_every_row(scripts, with_bias, with_stream):
 # torch.compile.
 
 
-def compile_case(job, **values):
-    return Case(**COMPILED | {"job": job} | values, threads=1)
-
-
 @pytest.mark.parametrize("job", ["y", "stream", "training", "around", "chain_training", "stack", "stack_training"])
 def test_addnorm_and_torch_compute_the_same_job(small, job):
-    case = compile_case(job, norm=("layer", "rms")[len(job) % 2])
+    case = Case(**COMPILED | {"job": job, "norm": ("layer", "rms")[len(job) % 2]}, threads=1)
     tensors = small.compile.inputs(case)
     ours, theirs = (small.compile.forward(case, name)(*tensors.args) for name in ("eager", "torch"))
     torch.testing.assert_close(ours, theirs, rtol=1e-2 if job == "around" else 1e-4, atol=1e-4)

@@ -179,11 +179,11 @@ def test_fuse_refuses_outputs_without_numbers(model, x):
 # --- models whose own gradients are lost -----------------------------------------------------------------------------------
 
 
-def saturated(name, seed):
+def saturated():
     """Return a model with some features thirty times the others: its attention selects one token and has no gradient."""
-    torch.manual_seed(seed)
-    model, args, kwargs = families()[name].build()
-    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(16)
+    model, args, kwargs = families()["roberta"].build()
+    generator = torch.Generator().manual_seed(16)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.05 * torch.randn(p.shape, generator=generator))
@@ -193,7 +193,7 @@ def saturated(name, seed):
 
 
 def test_proof_accepts_gradients_lost_in_eager_too():
-    model, args, kwargs = saturated("roberta", 16)
+    model, args, kwargs = saturated()
     proof = prove(model, model, with_library_norms(model), args, kwargs)
     assert proof.oracle == "float64"
     assert proof.holds
@@ -201,7 +201,7 @@ def test_proof_accepts_gradients_lost_in_eager_too():
 
 @pytest.mark.parametrize("factor", [1.01, 0.99])
 def test_proof_finds_faults_beside_lost_gradients(factor):
-    model, args, kwargs = saturated("roberta", 16)
+    model, args, kwargs = saturated()
     norm = "encoder.layer.0.output.LayerNorm.weight"
 
     def wrong(*args, **kwargs):

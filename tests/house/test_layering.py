@@ -71,12 +71,6 @@ def wrong_imports(importer, imported):
     return [module for module in sorted(imported) if not is_allowed(folder_of(module))]
 
 
-def import_graph(paths):
-    """Return each module's imports; a package's `__init__`, which only re-exports, counts as the names it gives."""
-    modules = {module_of(path) for path in paths}
-    return {module_of(path): imported_modules(path, modules) for path in paths}
-
-
 def cycle_in(graph):
     """Return the modules of one import cycle, an empty list if there is none."""
     try:
@@ -100,7 +94,9 @@ def folder_graph(graph):
 
 @pytest.fixture(scope="module")
 def graph():
-    return import_graph(FILES)
+    """Return each module's imports; a package's `__init__`, which only re-exports, counts as the names it gives."""
+    modules = {module_of(path) for path in FILES}
+    return {module_of(path): imported_modules(path, modules) for path in FILES}
 
 
 def test_imports_go_one_way(graph):
