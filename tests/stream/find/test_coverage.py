@@ -97,6 +97,31 @@ def residual_of_the_norm(first):
     return repeat(step, end=normalize if first else None)
 
 
+def turned(m, x):
+    """Add in place through a view."""
+    x = x.clone()
+    view = x.transpose(1, 2)
+    for k in range(4):
+        view += m.branch(k, x).transpose(1, 2)
+    return x
+
+
+def dense(m, x):
+    states = [x]
+    for k in range(4):
+        states.append(m.branch(k, torch.stack(states).sum(0)))
+    return torch.stack(states).sum(0)
+
+
+def projected(m, x, axis=-1):
+    """Multiply the output of an einsum, whose memory has the features first, by a matrix; or mix tokens."""
+    weight = torch.eye(x.shape[axis]).roll(1, 0) * 0.5 * m.norms[0].weight[0]
+    for k in range(4):
+        x = torch.einsum("bnd,hd->bnd", x, m.norms[k].weight[None].expand(4, -1) * 0.25) if axis == -1 else x
+        x = (x @ weight if axis == -1 else (x.transpose(1, 2) @ weight).transpose(1, 2)) + m.branch(k, x)
+    return x
+
+
 ONE = ()  # the usual input
 IMAGE = (noise(2, D, 5, 4),)
 PAIR = (noise(2, 6, D), noise(2, 5, D, seed=1))
@@ -122,6 +147,9 @@ UNDERSTOOD = {
         residual_of_the_norm(0), ONE, "unknown", ["x' = x + f(x)", BOTH_NORMS, "x' = x + f(x)", PRE_LN],
     ),
     "residual of every other norm": (residual_of_the_norm(1), ONE, "unknown", [BOTH_NORMS, "x' = x + f(x)"] * 2),
+    "in place through a view": (turned, ONE, "pre_ln", [PRE_LN] * 4),
+    "from .data": (repeat(lambda m, k, x: x.data + m.branch(k, x)), ONE, "pre_ln", [PRE_LN] * 4),
+    "vmap": (repeat(lambda m, k, x: torch.vmap(lambda y: y + m.branch(k, y))(x)), ONE, "pre_ln", [PRE_LN] * 4),
 }  # fmt: skip
 
 
@@ -154,6 +182,15 @@ REFUSED = {
     "attention over depth": (attention_over_depth, ONE, "reads the output of another one"),
     "masked features": (masked_features, ONE, "a factor is a vector of constants"),
     "norms of channels": (steps.norms_of_channels, IMAGE, "a norm that is written out over another dimension"),
+    "matrix on the features": (projected, ONE, "a matrix over its last dimension"),
+    "matrix on the tokens": (
+        lambda m, x: projected(m, x, axis=1), ONE, "it mixes states, tokens or parts of the features",
+    ),
+    "dense connections": (dense, ONE, "a sum of three or more values", 5),
+    "relu after the add": (
+        repeat(lambda m, k, x: F.relu(x + m.branch(k, x))), ONE, "begins with a function of the end of another stream",
+    ),
+    "relu after the add, no norms": (repeat(lambda m, k, x: F.relu(x + m.mlps[k](x))), ONE, "a single add"),
 }  # fmt: skip
 
 

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from addnorm import inspect
 from support.families import shake
@@ -34,66 +33,7 @@ def test_inspect_finds_many_layers():
     assert (inspection.wiring, len(inspection.sites), inspection.streams[0].num_layers) == ("pre_ln", 80, 40)
 
 
-def turned(m, x):
-    """Add in place through a view."""
-    x = x.clone()
-    view = x.transpose(1, 2)
-    for k in range(4):
-        view += m.branch(k, x).transpose(1, 2)
-    return x
-
-
-PRE_LN = {
-    "in place through a view": turned,
-    "from .data": repeat(lambda m, k, x: x.data + m.branch(k, x)),
-    "vmap": repeat(lambda m, k, x: torch.vmap(lambda y: y + m.branch(k, y))(x)),
-}
-
-
-@pytest.mark.parametrize("name", PRE_LN)
-def test_inspect_finds_pre_ln_in_unusual_model(name):
-    inspection = inspect_steps(PRE_LN[name])
-    assert (inspection.wiring, inspection.closes, inspection.unknown) == ("pre_ln", True, ())
-    assert [site.kind for site in inspection.sites] == ["feed-forward"] * 4
-
-
-# Models that no row expresses.
-
-
-def dense(m, x):
-    states = [x]
-    for k in range(4):
-        states.append(m.branch(k, torch.stack(states).sum(0)))
-    return torch.stack(states).sum(0)
-
-
-def projected(m, x, axis=-1):
-    """Multiply the output of an einsum, whose memory has the features first, by a matrix; or mix tokens."""
-    weight = torch.eye(x.shape[axis]).roll(1, 0) * 0.5 * m.norms[0].weight[0]
-    for k in range(4):
-        x = torch.einsum("bnd,hd->bnd", x, m.norms[k].weight[None].expand(4, -1) * 0.25) if axis == -1 else x
-        x = (x @ weight if axis == -1 else (x.transpose(1, 2) @ weight).transpose(1, 2)) + m.branch(k, x)
-    return x
-
-
-WITHOUT_ROWS = {
-    "matrix on the features": (projected, "a matrix over its last dimension"),
-    "matrix on the tokens": (lambda m, x: projected(m, x, axis=1), "it mixes states, tokens or parts of the features"),
-    "dense connections": (dense, "a sum of three or more values"),
-    "relu after the add": (
-        repeat(lambda m, k, x: F.relu(x + m.branch(k, x))),
-        "begins with a function of the end of another stream",
-    ),
-    "relu after the add, no norms": (repeat(lambda m, k, x: F.relu(x + m.mlps[k](x))), "a single add"),
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT_ROWS)
-def test_inspect_explains_model_without_rows(name):
-    run, reason = WITHOUT_ROWS[name]
-    inspection = inspect_steps(run)
-    assert inspection.wiring in ("none", "unknown") or name == "dense connections"
-    assert any(reason in unknown.reason for unknown in inspection.unknown), inspection.unknown
+# Models without rows.
 
 
 def test_inspect_ignores_adds_in_activations():
