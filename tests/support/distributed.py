@@ -15,8 +15,7 @@ A test file has cases, which run in every process, and one test that reports the
 A case sees an initialized default process group (gloo, one thread each). It returns a value that `torch.save` can store, or None;
 `run_cases` returns the ranks' values. The processes of a world size start when its first case is checked; they are forks of Python's
 fork server, which has imported torch. A crash or a hang is reported for the case in which it happened, with the last lines of the
-rank; the other cases run in new processes. `-k NAME` runs all cases of the world size and reports one;
-`python tests/support/distributed.py FILE WORLD_SIZE NAME...` runs only the named cases.
+rank; the other cases run in new processes. `-k NAME` runs all cases of the world size and reports one.
 """
 
 import contextlib
@@ -25,7 +24,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import traceback
 from datetime import timedelta
@@ -59,11 +57,6 @@ def case(*world_sizes, slow=False):
     return mark
 
 
-def _select_names(namespace, world_size, is_slow=None):
-    cases = [(name, value) for name, value in namespace.items() if world_size in getattr(value, "world_sizes", ())]
-    return [name for name, case in cases if is_slow is None or case.is_slow == is_slow]
-
-
 def make_test(namespace):
     """Return the test that reports the cases of a module's namespace, one by one."""
     cases = [(name, value) for name, value in namespace.items() if hasattr(value, "world_sizes")]
@@ -74,7 +67,8 @@ def make_test(namespace):
 
     @functools.cache
     def run(world_size, is_slow):
-        return run_cases(Path(namespace["__file__"]), world_size, _select_names(namespace, world_size, is_slow))
+        names = [name for name, case in cases if world_size in case.world_sizes and case.is_slow == is_slow]
+        return run_cases(Path(namespace["__file__"]), world_size, names)
 
     @pytest.mark.parametrize(("name", "world_size"), parameters)
     def test(name, world_size):
@@ -168,16 +162,3 @@ def _run_rank(file, world_size, names, rank, folder, timeout):
     faulthandler.cancel_dump_traceback_later()
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
-
-
-def main(file, world_size, *names):
-    """Run cases by name and print their results."""
-    path = Path(file).resolve()
-    chosen = names or _select_names(vars(load(str(path.relative_to(ROOT)))), int(world_size))
-    for name, results in run_cases(path, int(world_size), chosen).items():
-        for rank, (ok, value) in enumerate(results):
-            print("ok  " if ok else "FAIL", name, f"rank {rank}:", value, flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
