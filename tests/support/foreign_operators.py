@@ -20,6 +20,10 @@ def compute(x, residual, weight, eps, offset=0.0):
     return y.to(x.dtype), z.to(x.dtype)
 
 
+def norm_alone(x, weight, eps):
+    return compute(x, None, weight, eps)[0]
+
+
 def into(offset=0.0):
     """Return an operator that writes the norm, with weight + offset, into its first argument."""
 
@@ -124,7 +128,7 @@ OPERATORS = {
     "sgl_kernel::fused_add_rmsnorm": (f"{PAIR.format('eps')}{PDL}", in_place(), call_in_place(False)),
     "sgl_kernel::gemma_fused_add_rmsnorm": (f"{PAIR.format('eps')}{PDL}", in_place(1.0), call_in_place(False)),
     "sgl_kernel::rmsnorm_cpu": (
-        "(Tensor input, Tensor weight, float eps) -> Tensor", lambda *a: compute(a[0], None, *a[1:])[0], call_norm,
+        "(Tensor input, Tensor weight, float eps) -> Tensor", norm_alone, call_norm,
     ),
     "vllm_ir::fused_add_rms_norm": (
         "(Tensor x, Tensor x_residual, Tensor? weight, float epsilon, int? variance_size=None) -> (Tensor, Tensor)",
@@ -141,14 +145,14 @@ OPERATORS = {
     "quack::_rmsnorm_fwd": (QUACK, quack, call_quack),
     "_rmsnorm_0a1b2c3::apply_rms_norm": (
         "(Tensor hidden_states, Tensor weight, float variance_epsilon) -> Tensor",
-        lambda *a: compute(a[0], None, *a[1:])[0], call_norm,
+        norm_alone, call_norm,
     ),
     "_layer_norm_0a1b2c3::dropout_add_ln_fwd": (HUB, hub, call_hub),
     "ownlib::add_rms_norm": (  # not built in
         "(Tensor! branch, Tensor! stream, Tensor gain, float eps) -> ()", in_place(), call_in_place(),
     ),
     "ownlib::rms_norm": (
-        "(Tensor x, Tensor gain, float eps) -> Tensor", lambda *a: compute(a[0], None, *a[1:])[0], call_norm,
+        "(Tensor x, Tensor gain, float eps) -> Tensor", norm_alone, call_norm,
     ),
     "ownlib::add": (
         "(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y,
@@ -190,7 +194,7 @@ class Layer(nn.Module):
         super().__init__()
         self.mlp = make_mlp()
         self.norm = AddNorm(name)
-        self.gate = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D))
+        self.gate = make_mlp()
 
     def forward(self, hidden, residual, norm):
         hidden, residual = self.norm(self.mlp(hidden), residual)

@@ -64,17 +64,18 @@ class Code:
         return os.system, ("touch HARM",)
 
 
+BINARY = bytes(range(255, 0, -1))
 RECORDING = {"schema": "addnorm.recording", "schema_version": 1}
 TEXTS = {
     "texts.txt": b"Norms keep the scale.\nThe stream carries everything.\n",
-    "empty.txt": b"", "blank.txt": b"\n \n\t\n", "latin.txt": b"na\xefve", "utf16.txt": "Norms".encode("utf-16"), "binary.txt": bytes(range(255, 0, -1)),
+    "empty.txt": b"", "blank.txt": b"\n \n\t\n", "latin.txt": b"na\xefve", "utf16.txt": "Norms".encode("utf-16"), "binary.txt": BINARY,
     "cut.json": b'{"schema": "addnorm.recording", "sites": [', "empty.json": b"", "list.json": b"[1, 2]", "null.json": b"null",
     "other.json": json.dumps({"schema": "addnorm.comparison"}).encode(), "future.json": json.dumps(RECORDING | {"schema_version": 99}).encode(),
     "missing.json": json.dumps(RECORDING).encode(), "types.json": json.dumps(RECORDING | {"sites": 5}).encode(),
-    "binary.json": bytes(range(255, 0, -1)), "deep.json": b"[" * 100_000, "binary.parquet": bytes(range(255, 0, -1)),
-    "binary.pt": bytes(range(255, 0, -1)), "empty.pt": b"", "binary.safetensors": bytes(range(255, 0, -1)),
+    "binary.json": BINARY, "deep.json": b"[" * 100_000, "binary.parquet": BINARY,
+    "binary.pt": BINARY, "empty.pt": b"", "binary.safetensors": BINARY,
     "cut/config.json": b"{", "untyped/config.json": b"{}", "unknown/config.json": b'{"model_type": "nope"}', "listed/config.json": b"[]",
-    "weightless/config.json": b'{"model_type": "gpt2"}', "junk/config.json": b'{"model_type": "gpt2"}', "junk/model.safetensors": bytes(range(255, 0, -1)),
+    "weightless/config.json": b'{"model_type": "gpt2"}', "junk/config.json": b'{"model_type": "gpt2"}', "junk/model.safetensors": BINARY,
     "remote/config.json": b'{"model_type": "x", "auto_map": {"AutoModel": "evil.Model"}}', "remote/evil.py": b"open('HARM', 'w')",
     "hostile.py": FACTORIES.encode(), "broken.py": b"def f(:\n", "importing.py": b"import nothing_like_this", "exiting.py": b"import sys; sys.exit('usage')",
     "site/export.json": b'{"files": ["data/meta.js"]}', "site/index.html": b"not of the export", "torn/results.jsonl": b"torn\n", "foreign/results.jsonl": b'{"kind": "run"}\n',

@@ -23,9 +23,7 @@ def pairwise(*axes):
 
 def product(*axes, always=()):
     """Return the product as pytest parameters. Those outside a pairwise cover, and not in `always`, are slow."""
-    chosen = [*pairwise(*axes), *always] if len(axes) > 1 else [*always]
-    rows = list(itertools.product(*axes))
-    return [row if row in chosen else pytest.param(*row, marks=pytest.mark.slow) for row in rows]
+    return mark_slow(itertools.product(*axes), [*(pairwise(*axes) if len(axes) > 1 else ()), *always])
 
 
 def rotate(first, second, times):
@@ -47,7 +45,7 @@ def some(names, chosen):
 def mark_slow(rows, chosen):
     """Return the rows as pytest parameters. Those that are not chosen are slow."""
     rows = list(rows)
-    assert set(chosen) <= set(rows)
+    assert all(row in rows for row in chosen)
     return [row if row in chosen else pytest.param(*row, marks=pytest.mark.slow) for row in rows]
 
 

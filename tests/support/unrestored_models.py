@@ -46,17 +46,19 @@ def hold_nothing(file):
     globals().pop("ADDED", None)
 
 
-UNRESTORED = {
-    "NUMBER": (hold_nothing, lambda _: globals().update(NUMBER=NUMBER + 1)),
-    "NESTED": (hold_nothing, lambda _: NESTED["calls"][0]["first"].append(1)),
-    "TENSORS": (hold_nothing, lambda _: TENSORS["t"].add_(1)),
-    "ARRAY": (hold_nothing, lambda _: ARRAY.put(1, ARRAY[1] + 1)),
-    "NUMPY_GENERATOR": (hold_nothing, lambda _: NUMPY_GENERATOR.random()),
-    "LOCAL": (hold_nothing, lambda _: vars(LOCAL).update(calls=len(vars(LOCAL)), last=object())),
-    "VARIABLE": (hold_nothing, lambda _: VARIABLE.set(VARIABLE.get() + 1)),
-    "OBJECT": (hold_nothing, lambda _: setattr(OBJECT, "last", object())),
-    "Registry": (hold_nothing, lambda _: Registry.calls.append(1)),
-    "ADDED": (hold_nothing, lambda _: globals().update(ADDED=[1])),
+CHANGES = {  # of global variables
+    "NUMBER": lambda _: globals().update(NUMBER=NUMBER + 1),
+    "NESTED": lambda _: NESTED["calls"][0]["first"].append(1),
+    "TENSORS": lambda _: TENSORS["t"].add_(1),
+    "ARRAY": lambda _: ARRAY.put(1, ARRAY[1] + 1),
+    "NUMPY_GENERATOR": lambda _: NUMPY_GENERATOR.random(),
+    "LOCAL": lambda _: vars(LOCAL).update(calls=len(vars(LOCAL)), last=object()),
+    "VARIABLE": lambda _: VARIABLE.set(VARIABLE.get() + 1),
+    "OBJECT": lambda _: setattr(OBJECT, "last", object()),
+    "Registry": lambda _: Registry.calls.append(1),
+    "ADDED": lambda _: globals().update(ADDED=[1]),
+}
+UNRESTORED = {name: (hold_nothing, change) for name, change in CHANGES.items()} | {
     "the place of a count": (lambda file: itertools.count(), next),
     "the place of a generator": (lambda file: (k for k in range(99)), next),
     "the place of a list_iterator": (lambda file: iter([*range(99)]), next),
