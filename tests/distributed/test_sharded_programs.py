@@ -12,8 +12,8 @@ from addnorm.distributed import parallelize
 from support.distributed import case, make_test
 from support.dtensors import mesh_of
 from support.families import shake
-from support.instrumented_model import step
-from support.parallel_models import assert_same_numbers, compare_steps, shard_layers, whole
+from support.instrumented_model import assert_same_numbers, step
+from support.parallel_models import compare_steps, shard_layers, whole
 from support.several_streams import make_mhc
 
 

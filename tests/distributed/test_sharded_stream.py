@@ -16,8 +16,8 @@ from addnorm.stream.dataflow import wrappers
 from support.distributed import case, make_test
 from support.dtensors import mesh_of
 from support.equality import assert_same
-from support.instrumented_model import backward, compute_loss, record, step
-from support.parallel_models import assert_same_numbers, compare_steps, gradients_of
+from support.instrumented_model import assert_same_numbers, backward, compute_loss, record, step
+from support.parallel_models import compare_steps, gradients_of
 from support.refusals import assert_raises
 from support.sharded_models import (
     LAYERS,

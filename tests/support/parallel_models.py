@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import addnorm
 from addnorm.distributed import parallelize
 from support.dtensors import TOLERANCE, mesh_of
-from support.instrumented_model import backward, step
+from support.instrumented_model import assert_same_numbers, backward, step
 from support.torch_transformers import randomize
 
 SIZES = {"d_model": 16, "nhead": 4, "dtype": torch.float64}
@@ -73,15 +73,6 @@ def share_folder():
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)
     return folder[0]
-
-
-def assert_same_numbers(actual, expected, skip=(), rtol=1e-7, atol=1e-12):
-    """Compare the numbers of two recordings, but for those of some roles."""
-    numbers = (
-        {(row.step, row.site, row.role, row.statistic): row.value for row in rec.table() if row.role not in skip}
-        for rec in (actual, expected)
-    )
-    assert_close(*numbers, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def compare_steps(sharded, plain, x, sites, **tolerance):

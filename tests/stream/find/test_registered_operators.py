@@ -10,7 +10,7 @@ from addnorm.stream import register_operator
 from addnorm.stream.dataflow import registered_ops
 from support import foreign_operators as foreign
 from support.foreign_operators import EPS, OPERATORS, make_pair
-from support.instrumented_model import assert_same_table, record
+from support.instrumented_model import assert_same_numbers, record
 from support.stream_steps import inspect_steps, repeat
 
 PRE_LN = ["x' = x + f(N(x))"] * 4
@@ -64,7 +64,7 @@ def test_tools_agree_with_the_plain_model():
     shares = [addnorm.decompose(each, ids).mean_shares() for each in (model, plain)]
     assert shares[0] == pytest.approx(shares[1], rel=1e-4)
     recordings = [record(each, ids) for each in (model, plain)]
-    assert_same_table(*recordings, rtol=1e-3, atol=1e-6)
+    assert_same_numbers(*recordings, rtol=1e-3, atol=1e-6)
     assert len(recordings[0].table()) > 50
     for k in range(4):
         with addnorm.scale_write(ours.sites[k], 0.5), addnorm.scale_write(theirs.sites[k], 0.5):

@@ -8,9 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import addnorm
-from support.stream_steps import D, make_mlp
+from support.instrumented_model import assert_same_numbers
+from support.stacks import encoder
+from support.stream_steps import D, X, make_mlp
 
 LAYERS = 4
+WITHOUT_BACKOUT = addnorm.wirings.x0_residual(backout=0.0)
 
 
 class _Reinjected(nn.Module):
@@ -31,6 +34,7 @@ class _Reinjected(nn.Module):
         self.x0_scales = nn.ParameterList(torch.rand(size) + 0.1 for _ in range(layers))
         self.backout = nn.Parameter(torch.tensor(0.2)) if backout else None
         self.fault = fault
+        self.eval()
 
     def branch(self, k, j, x):
         norm, mlp = self.norms[2 * k + j], self.layers[k][j]
@@ -75,7 +79,7 @@ IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize("layers", [2, 3])
 @pytest.mark.parametrize("backout", [False, True])
 def test_inspect_names_a_mix_that_is_computed_once(backout, layers):
-    model = _Reinjected(backout=backout, layers=layers).eval()
+    model = _Reinjected(backout=backout, layers=layers)
     wiring = addnorm.wirings.x0_residual(backout=0.2 if backout else 0.0)
     found = addnorm.inspect(model, IDS)
     assert found.closes
@@ -87,14 +91,14 @@ def test_inspect_names_a_mix_that_is_computed_once(backout, layers):
 
 @pytest.mark.parametrize("layers", [2, 3])
 def test_verify_agrees_with_one_sublayer_in_each_layer(layers):
-    model, wiring = _Reinjected(layers=layers, sublayers=1).eval(), addnorm.wirings.x0_residual(backout=0.0)
+    model = _Reinjected(layers=layers, sublayers=1)
     assert addnorm.inspect(model, IDS).wiring == "x0_residual"
-    assert addnorm.verify(model, IDS, wiring=wiring)
+    assert addnorm.verify(model, IDS, wiring=WITHOUT_BACKOUT)
 
 
 @pytest.mark.parametrize(("order", "backout"), [("tbd", False), ("tbd", True), ("bdt", False)])
 def test_order_of_the_dimensions_does_not_change_the_wiring(order, backout):
-    model = _Reinjected(backout=backout, order=order).eval()
+    model = _Reinjected(backout=backout, order=order)
     wiring, mask = addnorm.wirings.x0_residual(backout=0.2 if backout else 0.0), torch.rand(2, 5) < 0.6
     found = addnorm.inspect(model, IDS)
     assert (found.wiring, dict(found.program.wiring.options)) == ("x0_residual", dict(wiring.options))
@@ -104,38 +108,38 @@ def test_order_of_the_dimensions_does_not_change_the_wiring(order, backout):
     plain.order = "btd"
     assert addnorm.verify(model, IDS, like=plain)
     assert addnorm.verify(plain, IDS, like=model)
-    tables, cotangents = [], torch.randn(2, 5, D)
+    recordings = []
     for one in (model, plain):
         with addnorm.record(one, tokens=mask) as rec:
             # Of a normed output the sum of squares has no gradient but round-off.
-            (one(IDS) * cotangents).sum().backward()
-        tables.append({tuple(row[:-1]): row[-1] for row in rec.table()})
-    assert tables[0] == pytest.approx(tables[1], rel=1e-4, abs=1e-6, nan_ok=True)
+            (one(IDS) * X).sum().backward()
+        recordings.append(rec)
+    assert_same_numbers(*recordings, rtol=1e-4, atol=1e-6)
 
 
 def test_mix_without_matrices_has_no_name():
-    found = addnorm.inspect(_Reinjected(order="conv").eval(), IDS)
+    model = _Reinjected(order="conv")
+    found = addnorm.inspect(model, IDS)
     assert found.closes
     assert (found.wiring, found.program) == ("unknown", None)
     assert "it may be a wiring of several streams, such as x0_residual" in found.streams[0].remarks[-1]
-    verified = addnorm.verify(_Reinjected(order="conv").eval(), IDS, wiring="x0_residual")
+    verified = addnorm.verify(model, IDS, wiring="x0_residual")
     assert not verified.deviations
     assert verified.unproven
 
 
 def test_mix_beside_another_stack_has_no_name():
-    parts = nn.ModuleList([_Reinjected(), addnorm.nn.Encoder(2, D, nhead=2)]).eval()
+    parts = nn.ModuleList([_Reinjected(), encoder()])
     parts.forward = lambda ids, x: [parts[0](ids), parts[1](x)]
-    found = addnorm.inspect(parts, IDS, torch.randn(2, 5, D))
+    found = addnorm.inspect(parts, IDS, X)
     assert [stream.wiring and stream.wiring.name for stream in found.streams] == [None, "pre_ln"]
     assert "it may be a wiring of several streams" in found.streams[0].remarks[-1]
 
 
 @pytest.mark.parametrize("layers", [2, 3])
 def test_inspect_names_x0_residual_without_backout(layers):
-    wiring = addnorm.wirings.x0_residual(backout=0.0)
-    model = addnorm.nn.Encoder(layers, D, nhead=2, wiring=wiring).eval()
-    assert dict(addnorm.inspect(model, torch.randn(2, 5, D)).program.wiring.options) == dict(wiring.options)
+    model = encoder(WITHOUT_BACKOUT, layers)
+    assert dict(addnorm.inspect(model, X).program.wiring.options) == dict(WITHOUT_BACKOUT.options)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +154,9 @@ def test_inspect_names_x0_residual_without_backout(layers):
     ],
 )
 def test_verify_finds_errors_in_a_reinjected_embedding(fault, text):
-    model = _Reinjected(fault).eval()
+    model = _Reinjected(fault)
     assert addnorm.inspect(model, IDS).wiring != "x0_residual"
-    found = addnorm.verify(model, IDS, wiring=addnorm.wirings.x0_residual(backout=0.0))
+    found = addnorm.verify(model, IDS, wiring=WITHOUT_BACKOUT)
     sentences = [*map(str, found.deviations)]
     assert not found
     assert sentences[0].startswith(text)
@@ -162,21 +166,21 @@ def test_verify_finds_errors_in_a_reinjected_embedding(fault, text):
 
 
 def test_one_weight_for_each_feature_is_not_x0_residual():
-    model = _Reinjected(size=(D,)).eval()
+    model = _Reinjected(size=(D,))
     assert addnorm.inspect(model, IDS).wiring == "pre_ln"
-    found = addnorm.verify(model, IDS, wiring=addnorm.wirings.x0_residual(backout=0.0))
+    found = addnorm.verify(model, IDS, wiring=WITHOUT_BACKOUT)
     assert "one for each feature, expected one number" in str(found.deviations[0])
 
 
 def test_verify_names_the_skips_of_a_row_wiring():
-    found = addnorm.verify(_Reinjected().eval(), IDS, wiring="pre_ln")
+    found = addnorm.verify(_Reinjected(), IDS, wiring="pre_ln")
     assert [*map(str, found.deviations)] == [
         "an earlier state is added once more, expected no skip: other, other#2, other#3"
     ]
 
 
 def test_verify_names_the_rule_of_a_program_once():
-    found = addnorm.verify(addnorm.inspect(_Reinjected().eval(), IDS), wiring="pre_ln", eps=1e-6)
+    found = addnorm.verify(addnorm.inspect(_Reinjected(), IDS), wiring="pre_ln", eps=1e-6)
     rule, *others = map(str, found.deviations)
     assert rule == "the rule of the stream is x0_residual, expected pre_ln"
     assert [text.partition(" is ")[0] for text in others] == ["eps"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import addnorm
-from support.instrumented_model import REFERENCE, assert_same_table, column, compute_loss, step
+from support.instrumented_model import REFERENCE, assert_same_numbers, column, compute_loss, step
 from support.random_models.chains import make_chain
 from support.random_models.layouts import Sizes
 from support.random_models.numbers import compare_ablations, compare_components, compare_recording
@@ -112,5 +112,5 @@ def test_streams_of_a_transformer_have_the_numbers_of_any_order():
             y = model(*(x if batch_first else x.transpose(0, 1) for x in inputs))
             compute_loss(y if batch_first else y.transpose(0, 1)).backward()
         recordings.append(rec)
-    assert_same_table(*recordings, rtol=EXACT, atol=1e-12)
+    assert_same_numbers(*recordings, rtol=EXACT)
     assert len(rec.streams) == 2
