@@ -10,26 +10,18 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import addnorm
-from support.scaled_model import D, Model, run_scaled
+from support.scaled_model import D, Model, run_backward, run_scaled
 from support.stream_steps import make_steps, noise, repeat, run_layers
 
 
-def run(model, x):
-    """Return the output and the parameters' gradients, of a loss whose gradient differs between the elements."""
-    model.zero_grad()
-    y = model(x)
-    (y * noise(*y.shape, seed=3)).sum().backward()
-    return [y.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters())]
-
-
 def assert_scaled(model, k, s, x):
-    """Compare outputs and gradients with those of the model with the factor."""
-    site = addnorm.inspect(model, x).sites[k]
+    """Compare outputs and gradients with those of the model with the factor; the inspected inputs had another shape."""
+    site = addnorm.inspect(model, x[:, 1:]).sites[k]
     model.scales[k] = s
-    expected = run(model, x)
+    expected = run_backward(model, x)
     model.scales[k] = 1.0
     with addnorm.scale_write(site, s):
-        actual = run(model, x)
+        actual = run_backward(model, x)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -54,8 +46,7 @@ class Dual(Model):
     def forward(self, x):
         second = x
         for f, norm, scale in zip(self.f, self.norm, self.scales, strict=True):
-            write = f(x)
-            write = write.mean((0, 1), keepdim=True).expand_as(write) if scale == "mean" else write * scale
+            write = f(x) * scale
             second, x = second + write, norm(x + write)
         return x + nn.functional.layer_norm(second, (D,))
 
@@ -72,14 +63,6 @@ def test_ablated_resi_dual_equals_the_stack_without_it(x):
     for k, site in enumerate(addnorm.inspect(model, x).sites):
         with addnorm.ablate(site), torch.no_grad():
             assert torch.equal(model(x), model.stack.without(k)(x))
-
-
-def test_inputs_of_another_shape(model, x):
-    site = addnorm.inspect(model, x).sites[1]
-    other = torch.randn(3, 9, D)
-    with addnorm.ablate(site):
-        y = model(other)
-    assert torch.allclose(y, run_scaled(model, 1, 0.0, other), atol=1e-6)
 
 
 ADDS = {
@@ -114,9 +97,9 @@ def test_every_form_of_the_add(name, x):
     model.factor = 1.0
     (site,) = addnorm.inspect(model, x).sites
     with addnorm.scale_write(site, 0.5):
-        actual = run(model, x)
+        actual = run_backward(model, x)
     model.factor = 0.5
-    torch.testing.assert_close(actual, run(model, x), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(actual, run_backward(model, x), atol=1e-4, rtol=1e-3)
 
 
 WITH_FACTORS = ("addcmul", "addcmul of a parameter", "add_residual, scaled")
@@ -134,9 +117,9 @@ def test_mean_has_the_gradients_of_the_mean(name, x):
     model.takes_mean = False
     (site,) = addnorm.inspect(model, x).sites
     with addnorm.ablate(site, "mean"):
-        actual = run(model, x)
+        actual = run_backward(model, x)
     model.takes_mean = True
-    torch.testing.assert_close(actual, run(model, x), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(actual, run_backward(model, x), atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", WITH_FACTORS)
@@ -154,7 +137,7 @@ def test_mean_of_two_forwards_before_one_backward(x):
     (site,) = addnorm.inspect(model, x).sites
     longer = torch.cat([x, 2.0 * x], 1)
     with addnorm.ablate(site, "mean"):
-        alone = [run(model, one)[1:] for one in (x, longer)]
+        alone = [run_backward(model, one)[1:] for one in (x, longer)]
         model.zero_grad()
         outputs = [model(one) for one in (x, longer)]
         sum((y * noise(*y.shape, seed=3)).sum() for y in outputs).backward()
@@ -232,15 +215,6 @@ def test_added_parameter_has_no_hook_afterwards(x):
     with addnorm.scale_write(site, 0.5):
         model(x).sum().backward()
     assert not model.where._backward_hooks
-
-
-def test_ablate_removes_nan():
-    model = Model().eval()
-    x = torch.randn(2, 5, D)
-    site = addnorm.inspect(model, x).sites[2]
-    model.f[2][0].bias.data[0] = float("nan")
-    with addnorm.ablate(site), torch.no_grad():
-        assert model(x).isfinite().all()
 
 
 def test_interrupted_forward_leaves_no_hooks(x):

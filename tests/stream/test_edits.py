@@ -7,17 +7,12 @@ import torch
 
 import addnorm
 from support.instrumented_model import column, record
-from support.scaled_model import Model
+from support.scaled_model import Model, edit
 from support.stream_steps import make_steps, repeat
 
 
 def writes(rec):
     return column(rec, "write", "l2")
-
-
-def edit(site, scale):
-    """Return the edit that multiplies a write, or replaces it by its mean."""
-    return addnorm.ablate(site, "mean") if scale == "mean" else addnorm.scale_write(site, scale)
 
 
 @pytest.mark.parametrize(

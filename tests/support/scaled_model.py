@@ -3,7 +3,28 @@
 import torch
 from torch import nn
 
+import addnorm
+from support.stream_steps import noise
+
 D = 16
+
+
+def change_write(write, scale):
+    """Return the product of a write and a number, or for "mean" its mean over all tokens."""
+    return write.mean((0, 1), keepdim=True).expand_as(write) if scale == "mean" else write * scale
+
+
+def run_backward(model, x):
+    """Return the output and the parameters' gradients, of a loss whose gradient differs between the elements."""
+    model.zero_grad()
+    y = model(x)
+    (y * noise(*y.shape, seed=3)).sum().backward()
+    return [y.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters())]
+
+
+def edit(site, scale):
+    """Return the edit that multiplies a write by a number, or replaces it by its mean."""
+    return addnorm.ablate(site, "mean") if scale == "mean" else addnorm.scale_write(site, scale)
 
 
 class Model(nn.Module):
@@ -19,8 +40,7 @@ class Model(nn.Module):
 
     def forward(self, x):
         for f, norm, scale in zip(self.f, self.norm, self.scales, strict=True):
-            write = f(x if self.post else norm(x))
-            write = write.mean((0, 1), keepdim=True).expand_as(write) if scale == "mean" else write * scale
+            write = change_write(f(x if self.post else norm(x)), scale)
             x = norm(x + write) if self.post else x + write
         return x
 
