@@ -7,23 +7,29 @@ from torch import nn
 import addnorm
 from support.random_models.graphs import Graph
 from support.random_programs import D, judge, random_program
-from support.stream_steps import noise
+from support.stream_steps import X, noise
 
 SEEDS = [*range(14), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(14, 300))]
+
+
+def check_program(model, program, x=X):
+    """Compare the inspected program of a model with the matrices of the next run of `program`, and return the inspection."""
+    found = addnorm.inspect(model, x)
+    with torch.no_grad():
+        model(x)
+    inspected = found.program or found.unnamed
+    assert judge(inspected, program.answer) == "", program.names
+    assert inspected.closes
+    assert inspected.expansion < 3e-5  # roundings of float32 that later matrices multiply; seed 189 has 6e-15 in float64
+    return found
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_matrices_are_those_of_the_run(seed):
     model = random_program(seed)
     x = noise(2, 5, D, seed=seed)
-    found = addnorm.inspect(model, x)
-    program = found.program or found.unnamed
-    with torch.no_grad():
-        model(x)
-    assert judge(program, model.answer) == "", model.names
-    assert program.closes
+    found = check_program(model, model, x)
     assert not any(stream.wiring for stream in found.streams)
-    assert program.expansion < 3e-5  # roundings of float32 that later matrices multiply; seed 189 has 6e-15 in float64
     if seed < 5:
         assert addnorm.decompose(model, x).closure < 1e-5
 
@@ -39,13 +45,7 @@ def test_sequence_first_sublayers_are_understood(seed):
     model = random_program(seed)
     for site in model.sites[::2]:
         site[-1] = Graph(attend, attention=nn.MultiheadAttention(D, 2)).eval()
-    x = torch.randn(2, 5, D)
-    found = addnorm.inspect(model, x)
-    program = found.program or found.unnamed
-    with torch.no_grad():
-        model(x)
-    assert judge(program, model.answer) == "", model.names
-    assert program.expansion < 3e-5
+    check_program(model, model)
 
 
 class Turned(nn.Module):
@@ -61,21 +61,12 @@ class Turned(nn.Module):
 
 @pytest.mark.parametrize("seed", [3, 4, 7, 10, 21])  # streams in five layouts
 def test_sequence_first_streams_are_understood(seed):
-    model, x = Turned(random_program(seed)), torch.randn(2, 5, D)
-    found = addnorm.inspect(model, x)
-    program = found.program or found.unnamed
-    with torch.no_grad():
-        model(x)
-    assert judge(program, model.program.answer) == "", model.program.names
-    assert program.closes
-    assert program.expansion < 3e-5
+    model = Turned(random_program(seed))
+    check_program(model, model.program)
 
 
 def test_judge_finds_transposed_matrices():
     model = random_program(7)
-    x = torch.randn(2, 5, D)
-    found = addnorm.inspect(model, x)
-    with torch.no_grad():
-        model(x)
+    found = check_program(model, model)
     model.answer[1] = (model.answer[1][0], model.answer[1][1].mT, model.answer[1][2])
     assert judge(found.program or found.unnamed, model.answer) == "site 1: A"
