@@ -1,6 +1,7 @@
 """Tests of `verify`: planted errors are named by term and sublayer, and right models are right."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 import addnorm
 from addnorm import Learned, Row, Wiring, wirings
 from support.families import shake
+from support.refusals import assert_raises
 from support.several_streams import MHC, make_mhc
 from support.stacks import encoder
 from support.stream_steps import X, make_steps, run_layers
@@ -143,16 +145,19 @@ def test_missing_residual_does_not_agree():
     assert "mlps.2 computes from the end" in str(found)
 
 
+REFUSED = {
+    "ValueError: norm is 'batch', expected 'layer' or 'rms', or None": {"norm": "batch"},
+    "ValueError: eps is 'small', expected": {"eps": "small"},
+    "TypeError: dtype is 'float32', expected a torch.dtype as torch.float32, or None": {"dtype": "float32"},
+}
+
+
 def test_wrong_arguments_are_refused():
-    model, x = make_model("pre_ln"), torch.randn(1, 2, D)
+    model = make_model("pre_ln")
+    for sentence, options in REFUSED.items():
+        assert_raises(sentence, partial(addnorm.verify, model, X, wiring="pre_ln", **options))
     with pytest.raises(TypeError, match="model is an Inspection, whose run has the inputs already"):
-        addnorm.verify(addnorm.inspect(model, x), x, wiring="pre_ln")
-    with pytest.raises(ValueError, match="norm is 'batch', expected 'layer' or 'rms', or None"):
-        addnorm.verify(model, x, wiring="pre_ln", norm="batch")
-    with pytest.raises(ValueError, match="eps is 'small', expected"):
-        addnorm.verify(model, x, wiring="pre_ln", eps="small")
-    with pytest.raises(TypeError, match=r"dtype is 'float32', expected a torch\.dtype as torch\.float32, or None"):
-        addnorm.verify(model, x, wiring="pre_ln", dtype="float32")
+        addnorm.verify(addnorm.inspect(model, X), X, wiring="pre_ln")
 
 
 HUGE = (lambda x: 1e20 * x, "the squares of a state overflow, so a norm gives zeros")
@@ -194,10 +199,9 @@ def test_norm_of_pooled_tokens_is_no_final_norm():
 def test_towers_that_do_not_read_each_other_are_no_pair():
     towers = nn.ModuleList(addnorm.nn.Encoder(2, 16, nhead=2, wiring="deepnorm") for _ in range(2)).eval()
     towers.forward = lambda x, y: [tower(z).mean(1) for tower, z in zip(towers, (x, y), strict=True)]
-    x = torch.randn(2, 5, 16)
-    assert addnorm.verify(towers, x, x.flip(1), wiring="deepnorm").agrees
+    assert addnorm.verify(towers, X, X.flip(1), wiring="deepnorm").agrees
     pair = addnorm.nn.Transformer(2, 2, 16, 2, wiring="deepnorm").eval()
-    assert addnorm.verify(pair, x, x.flip(1), wiring="deepnorm").agrees
+    assert addnorm.verify(pair, X, X.flip(1), wiring="deepnorm").agrees
 
 
 def test_inputs_of_a_reference_are_in_the_order_of_the_model():

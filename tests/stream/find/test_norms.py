@@ -10,15 +10,15 @@ from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import DATA, Frame, Op, Value
 from addnorm.stream.find.norms import find_norms, match_fused
 from support.random_models.norms import LAYER_FORMULAS, RMS_FORMULAS
-from support.stream_steps import D, make_steps
+from support.stream_steps import D, X, make_steps
 
 EPS = 1e-6
 
 
-def norms_of(formula, x=None, dtype=torch.float32):
+def norms_of(formula, x=X, dtype=torch.float32):
     model = make_steps(lambda m, x: formula(x, m.gammas[0], m.shifts[0], m.heads[0, 0])).to(dtype)
     with torch.no_grad():
-        flow = FlowCapture(model).run(((torch.randn(2, 5, D) if x is None else x).to(dtype),), {})
+        flow = FlowCapture(model).run((x.to(dtype),), {})
     return find_norms(flow), flow
 
 

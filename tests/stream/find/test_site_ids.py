@@ -9,7 +9,7 @@ from torch import nn
 import addnorm
 from support.instrumented_model import step
 from support.random_models.graphs import Graph
-from support.stream_steps import D, make_mlp, make_steps, noise, normalize, repeat
+from support.stream_steps import D, X, make_mlp, make_steps, noise, normalize, repeat
 
 INPUTS = noise(2, 6, D), noise(2, 4, D, seed=1)
 
@@ -80,5 +80,5 @@ def run_hourglass(m, x):
 def test_inspect_counts_modules_without_numbers_as_layers():
     first, last = (Graph(run_pair, norm=nn.LayerNorm(D), f=make_mlp(), g=make_mlp()) for _ in range(2))
     model = Graph(run_hourglass, first=first, middle=make_mlp(), last=last)
-    inspection = addnorm.inspect(model, torch.randn(2, 5, D))
+    inspection = addnorm.inspect(model, X)
     assert [site.layer for site in inspection.sites] == [0, 0, 1, 2, 2]

@@ -19,6 +19,10 @@ def is_close(actual, expected, tolerance=1e-5):
     return float((actual - expected).abs().max()) <= tolerance * float(expected.abs().max())
 
 
+def adds_up(parts, depth=-1):
+    return is_close(sum(parts.components(depth).values()), parts.state(depth))
+
+
 @pytest.mark.parametrize("form", ["stacked", "first", "tuple"])
 def test_components_equal_products_of_matrices(form):
     run = record_mhc(form)
@@ -34,10 +38,10 @@ def test_components_equal_products_of_matrices(form):
     end = [(run.head.unsqueeze(-2) @ term).squeeze(-2) for term in expand(run, 4)]
     assert all(is_close(part, term) for part, term in zip(parts.components().values(), end, strict=True))
     total = sum(end)
-    shares = [float(((term * total).sum(-1) / total.square().sum(-1)).mean()) for term in end]
-    assert [*parts.mean_shares().values()] == pytest.approx(shares, abs=1e-5)
+    shares = [(term * total).sum(-1) / total.square().sum(-1) for term in end]
+    assert [*parts.mean_shares().values()] == pytest.approx([float(share.mean()) for share in shares], abs=1e-5)
     mask = torch.rand(2, 5) < 0.5
-    some = [float(((term * total).sum(-1) / total.square().sum(-1))[mask].mean()) for term in end]
+    some = [float(share[mask].mean()) for share in shares]
     assert [*parts.mean_shares(tokens=mask).values()] == pytest.approx(some, abs=1e-5)
     rms = (total.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     normed = parts.normed_components()
@@ -88,8 +92,7 @@ def test_norms_on_one_of_two_streams_leave_the_other():
         assert is_close(last[name][..., 1, :], write.double(), 1e-6)  # Y' = Y + w
     assert "norm biases" in last
     assert float(last["norm biases"][..., 1, :].abs().max()) == 0.0
-    for depth in range(parts.depth + 1):
-        assert is_close(sum(parts.components(depth).values()), parts.state(depth))
+    assert all(adds_up(parts, depth) for depth in range(parts.depth + 1))
 
 
 def test_class_token_belongs_to_the_embeddings():
@@ -100,7 +103,7 @@ def test_class_token_belongs_to_the_embeddings():
 
     parts = addnorm.decompose(Graph(run, body=body, token=nn.Parameter(token), bias=nn.Parameter(bias)), X)
     assert is_close(parts.components(0)["x_0"][:, 0], token[0].double().expand(len(X), 1, -1), 1e-6)
-    assert is_close(sum(parts.components().values()), parts.state())
+    assert adds_up(parts)
     assert sum(parts.mean_shares().values()) == pytest.approx(1)
 
 
@@ -133,7 +136,7 @@ def test_tokens_joined_on_the_way_are_no_embeddings():
         assert not of_depth["joined tokens"][:, [0, 2, 3, 4]].any()
     assert "joined tokens" in parts.read(2)
     assert "joined tokens" not in parts.components(2)
-    assert is_close(sum(parts.components().values()), parts.state())
+    assert adds_up(parts)
 
 
 def test_position_embeddings_belong_to_the_embeddings():
@@ -144,7 +147,7 @@ def test_position_embeddings_belong_to_the_embeddings():
 
     parts = addnorm.decompose(Graph(run, body=body, positions=nn.Parameter(positions)), X)
     assert parts.mean_shares(0) == {"x_0": pytest.approx(1)}
-    assert is_close(sum(parts.components().values()), parts.state())
+    assert adds_up(parts)
 
 
 class Logits(nn.Module):

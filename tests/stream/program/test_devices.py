@@ -10,6 +10,7 @@ from addnorm import wirings
 from addnorm.stream.dataflow import memory
 from support.families import shake
 from support.stacks import encoder
+from support.stream_steps import X
 
 COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
@@ -48,8 +49,8 @@ def move_to_cpu(tensor):
     "wiring", [wirings.mhc(iterations=3), wirings.denseformer(), wirings.gated_mix()], ids=lambda w: w.name
 )
 def test_matrices_are_measured_on_the_device_of_the_run(wiring, monkeypatch):
-    model, x = shake(encoder(wiring)), torch.randn(2, 5, 16)
-    device = OtherDevice(x, *model.parameters(), *model.buffers())
+    model = shake(encoder(wiring))
+    device = OtherDevice(X, *model.parameters(), *model.buffers())
     to = torch.Tensor.to
     monkeypatch.setattr(torch.Tensor, "cpu", move_to_cpu)
     monkeypatch.setattr(
@@ -64,8 +65,8 @@ def test_matrices_are_measured_on_the_device_of_the_run(wiring, monkeypatch):
 
     monkeypatch.setattr(memory, "_view_storage", view_copy)
     with device:
-        found = addnorm.inspect(model, x)
-        shares = addnorm.decompose(model, x).mean_shares()
+        found = addnorm.inspect(model, X)
+        shares = addnorm.decompose(model, X).mean_shares()
         rows = addnorm.stream.measure_streams(found.program)
     assert (found.wiring, len(rows), found.program.expansion_closes) == (wiring.name, len(found.program.sites), True)
     assert abs(sum(shares.values()) - 1) < 1e-5

@@ -77,10 +77,10 @@ class Dense(nn.Module):
 
 @pytest.mark.parametrize(("size", "is_same"), [(1, True), (D, True), (1, False)])
 def test_learned_numbers_are_no_vectors_and_have_one_value(size, is_same):
-    model, x = Dense(size, is_same), torch.randn(2, 5, D)
+    model = Dense(size, is_same)
     is_right = (size, is_same) == (1, True)
-    assert (addnorm.inspect(model, x).wiring == "denseformer") == is_right
-    found = addnorm.verify(model, x, wiring="denseformer")
+    assert (addnorm.inspect(model, X).wiring == "denseformer") == is_right
+    found = addnorm.verify(model, X, wiring="denseformer")
     assert found.agrees == is_right
     assert is_right or [deviation.term for deviation in found.deviations] == ["a learned weight"]
 
@@ -89,8 +89,8 @@ def test_learned_numbers_are_no_vectors_and_have_one_value(size, is_same):
 def test_coefficients_before_training_prove_no_formula(trained):
     """Where they are the same for all tokens, another formula may have them: the text says so."""
     model = encoder("mhc")
-    text = str(addnorm.inspect(shake(model) if trained else model, torch.randn(2, 5, D)))
-    assert ("another formula may give them" in " ".join(text.split())) != trained
+    text = str(addnorm.inspect(shake(model) if trained else model, X))
+    assert ("another formula may give them" in text.replace("\n", " ")) != trained
 
 
 @pytest.mark.parametrize("wiring", ["mhc", "independent_hc", "gated_residual", "gated_mix", "reversible", "ngpt"])
@@ -120,13 +120,13 @@ def change_branches(change):
     for layer in model.layers:
         for site in layer:
             site.branch = lambda read, site=site: change(site, read)
-    return model, X
+    return model
 
 
 def test_factor_of_what_a_sublayer_reads_is_a_difference():
-    model, x = change_branches(lambda site, read: site.down(site.up(0.5 * site.norm(read)).relu()))
-    assert addnorm.inspect(model, x).wiring != "mhc"
-    found = addnorm.verify(model, x, wiring=MHC)
+    model = change_branches(lambda site, read: site.down(site.up(0.5 * site.norm(read)).relu()))
+    assert addnorm.inspect(model, X).wiring != "mhc"
+    found = addnorm.verify(model, X, wiring=MHC)
     assert [str(one) for one in found.deviations] == [
         "the factor of what the sublayer reads is 0.5, expected 1: in all 4"
     ]
@@ -175,27 +175,25 @@ def test_error_before_training_is_found_in_changed_models(wrap):
 
 def test_error_before_training_is_found_where_numbers_overflow(monkeypatch):
     monkeypatch.setattr(importlib.import_module("addnorm.stream.verify"), "SHARES", (1e30, 1.0))
-    found = addnorm.verify(make_untrained("transposed"), torch.randn(2, 5, D), wiring=MHC)
+    found = addnorm.verify(make_untrained("transposed"), X, wiring=MHC)
     assert [one.found for one in found.deviations] == ["transposed"]
 
 
 def test_dropout_of_an_output_belongs_to_the_sublayer():
-    model, x = change_branches(
-        lambda site, read: nn.functional.dropout(site.down(site.up(site.norm(read)).relu()), 0.3)
-    )
-    assert addnorm.verify(model, x, wiring=MHC).agrees
+    model = change_branches(lambda site, read: nn.functional.dropout(site.down(site.up(site.norm(read)).relu()), 0.3))
+    assert addnorm.verify(model, X, wiring=MHC).agrees
     model = encoder("gated_mix", dropout=0.3).train()
-    found = addnorm.verify(model, x, wiring="gated_mix")
+    found = addnorm.verify(model, X, wiring="gated_mix")
     assert not found
     assert found.unproven[0].reason.endswith("call model.eval() before")
 
 
 def test_verify_and_inspect_leave_generator_and_parameters():
-    model, x = change_branches(lambda site, read: site.down(site.up(site.norm(read)).relu()))
+    model = make_mhc()
     before = {name: (tensor.detach().clone(), tensor._version) for name, tensor in model.named_parameters()}
     state = torch.get_rng_state()
-    addnorm.inspect(model, x)
-    addnorm.verify(model, x, wiring=MHC)
+    addnorm.inspect(model, X)
+    addnorm.verify(model, X, wiring=MHC)
     assert torch.equal(torch.get_rng_state(), state)
     for name, tensor in model.named_parameters():
         assert torch.equal(tensor, before[name][0]), name
@@ -226,12 +224,12 @@ def test_registered_write_of_all_streams_is_analyzed(product, monkeypatch):
 
 
 def test_outputs_without_a_finite_number_are_the_first_reason():
-    model, x = encoder("mhc"), X
-    found = addnorm.inspect(model, torch.full_like(x, torch.nan))
+    model, unknown = encoder("mhc"), torch.full_like(X, torch.nan)
+    found = addnorm.inspect(model, unknown)
     assert not found.closes
     assert "no number of its output is finite" in found.unknown[0].reason
-    assert not addnorm.inspect(model, x).unknown
-    assert not addnorm.verify(model, torch.full_like(x, torch.nan), wiring="mhc").deviations
+    assert not addnorm.inspect(model, X).unknown
+    assert not addnorm.verify(model, unknown, wiring="mhc").deviations
 
 
 def test_norm_of_a_sum_of_two_states_keeps_its_program():
@@ -247,6 +245,6 @@ def test_norm_of_a_sum_of_two_states_keeps_its_program():
             h = self.n(x + self.g(x))
             return self.m((x + self.f(h)) + h)
 
-    found = addnorm.inspect(nn.Sequential(*(Block() for _ in range(3))), torch.randn(2, 5, D))
+    found = addnorm.inspect(nn.Sequential(*(Block() for _ in range(3))), X)
     assert (found.wiring, found.closes) == ("b2t", True)
     assert found.program.sizes == [1, 2, 1, 2, 1, 2, 1]

@@ -9,7 +9,7 @@ import addnorm
 from addnorm import wirings
 from support.families import shake
 from support.real_models import FAMILIES
-from support.several_streams import FORMS, D, build_transformers, make_mhc
+from support.several_streams import FORMS, build_transformers, make_mhc
 from support.stacks import encoder
 from support.stream_steps import X
 
@@ -74,7 +74,7 @@ def test_families_of_transformers_are_named(name):
 )
 def test_streams_are_found_in_every_layout(form, dtype):
     model = make_mhc(form).to(dtype)
-    program = addnorm.inspect(model, torch.randn(2, 5, D, dtype=dtype)).program
+    program = addnorm.inspect(model, X.to(dtype)).program
     assert program.wiring.name == "mhc"
     assert program.closure <= {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 0.0625}[dtype]
     assert {*program.sizes[1:]} == {4}

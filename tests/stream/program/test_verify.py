@@ -12,7 +12,7 @@ import addnorm
 from addnorm import wirings
 from support.several_streams import FORMS, LAYERS, MHC, D, build_transformers, make_mhc
 from support.stacks import Mlp, encoder
-from support.stream_steps import X, make_steps, noise
+from support.stream_steps import X, make_steps
 
 A, B, C = "A, the mixing matrix, is ", "B, the weights of the write, is ", "C, the weights of the read, is "
 SITES = 2 * LAYERS
@@ -44,7 +44,7 @@ PLANTED = [
 
 def verify_hand_made(faults, wiring=MHC, **options):
     model = make_mhc(faults=faults).double()
-    return addnorm.verify(model, torch.randn(2, 5, D, dtype=torch.float64), wiring=wiring, **options)
+    return addnorm.verify(model, X.double(), wiring=wiring, **options)
 
 
 @pytest.mark.parametrize(("faults", "words", "count"), PLANTED, ids=str)
@@ -89,16 +89,12 @@ def test_one_stream_is_not_several():
     assert "the number of streams is 1, expected 4" in str(found)
 
 
-def make_hand_made(form="stacked", faults=""):
-    return make_mhc(form, faults), noise(2, 5, D, seed=1)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_equal_models_agree_in_any_layout(form, tmp_path):
-    (model, x), (other, _) = make_hand_made(), make_hand_made(form)
-    path = addnorm.save_states(addnorm.inspect(other, x), tmp_path / "states.pt")
+    model, other = make_mhc(), make_mhc(form)
+    path = addnorm.save_states(addnorm.inspect(other, X), tmp_path / "states.pt")
     for like in (other, path):
-        found = addnorm.verify(model, x, like=like)
+        found = addnorm.verify(model, X, like=like)
         assert found.agrees, str(found)
         assert len(found.terms) == 1 + 3 * 4 + 1
 
@@ -115,8 +111,8 @@ def test_equal_models_agree_in_any_layout(form, tmp_path):
 )
 @pytest.mark.parametrize("place", [2, 3])  # the streams before the first are equal
 def test_the_first_term_that_differs_is_named(fault, words, place):
-    (model, x), (other, _) = make_hand_made("flat", {place: fault}), make_hand_made("first")
-    found = addnorm.verify(model, x, like=other)
+    model, other = make_mhc("flat", {place: fault}), make_mhc("first")
+    found = addnorm.verify(model, X, like=other)
     assert not found.agrees
     sentence = next(iter(found.list_sentences()))
     site = found.inspection.program.sites[place]
@@ -125,10 +121,10 @@ def test_the_first_term_that_differs_is_named(fault, words, place):
 
 
 def test_a_difference_inside_a_branch_is_no_residual_term():
-    (model, x), (other, _) = make_hand_made(), make_hand_made("tuple")
+    model, other = make_mhc(), make_mhc("tuple")
     with torch.no_grad():
         model.layers[1][0].up.weight[3].mul_(1.1)
-    (sentence,) = addnorm.verify(model, x, like=other).list_sentences()
+    (sentence,) = addnorm.verify(model, X, like=other).list_sentences()
     assert sentence.startswith("all residual terms agree; the difference begins inside")
     assert "feed-forward of layer 2 (the model (3))" in sentence
 
@@ -158,13 +154,13 @@ def test_constant_matrices_are_compared_as_numbers():
             streams = m.mix @ streams + write.unsqueeze(-2) * torch.tensor([[1.0], [0.5]], dtype=x.dtype)
         return m.last(streams[..., 0, :] + streams[..., 1, :])
 
-    model, x = make_steps(run), X
+    model = make_steps(run)
     model.mix = torch.nn.Buffer(rotate(0.4))
     half, other = copy.deepcopy(model).bfloat16(), copy.deepcopy(model)
     other.mix.copy_(rotate(0.5))
-    found = addnorm.verify(half, x.bfloat16(), like=model)
+    found = addnorm.verify(half, X.bfloat16(), like=model)
     assert not found.deviations, str(found)
-    assert "the matrix A is" in str(addnorm.verify(other, x, like=model))
+    assert "the matrix A is" in str(addnorm.verify(other, X, like=model))
 
 
 @pytest.mark.parametrize("name", ["deepseek_v4:DeepseekV4"])
@@ -214,23 +210,23 @@ def test_right_model_agrees_before_training(wiring):
 
 
 def test_result_says_where_no_parameters_were_moved(monkeypatch):
-    model, x = addnorm.nn.Encoder(2, 16, nhead=2, wiring="hyper_connections").eval(), torch.randn(2, 5, 16)
-    found = addnorm.verify(model, x, wiring="hyper_connections")
+    model = encoder("hyper_connections")
+    found = addnorm.verify(model, X, wiring="hyper_connections")
     assert found.moved
     assert found.to_dict()["moved"]
     assert "as they are" not in str(found)
     monkeypatch.setattr(importlib.import_module("addnorm.stream.verify"), "MOVE", 1e38)
-    found = addnorm.verify(model, x, wiring="hyper_connections")
+    found = addnorm.verify(model, X, wiring="hyper_connections")
     assert found.agrees
     assert found.to_dict()["moved"] is False
     text = "with the parameters of the coefficients as they are: streams that are equal before training hide errors"
     assert " ".join(str(found).split()).endswith(text)
     for wiring in ("pre_ln", "siamese_norm"):  # without parameters of coefficients
-        assert addnorm.verify(addnorm.nn.Encoder(2, 16, nhead=2, wiring=wiring).eval(), x, wiring=wiring).moved is None
+        assert addnorm.verify(encoder(wiring), X, wiring=wiring).moved is None
 
 
 def test_threads_that_verify_one_model_leave_it_as_it_is():
-    model = addnorm.nn.Encoder(1, 16, nhead=2, wiring="mhc").eval()
+    model = encoder("mhc", 1)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     with ThreadPoolExecutor(3) as threads:
         found = [*threads.map(lambda _: addnorm.verify(model, X, wiring="mhc"), range(6))]
