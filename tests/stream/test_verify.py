@@ -111,17 +111,7 @@ def test_ends_eps_kind_and_dtype_are_compared():
     ]
 
 
-def test_skip_is_named_and_an_unproven_model_does_not_agree():
-    def add_start(m, x):
-        h = x
-        for k in range(4):
-            h = h + m.branch(k, h) + (x if k == 3 else 0)
-        return m.last(h)
-
-    found = addnorm.verify(make_steps(add_start), X, wiring="pre_ln")
-    assert "an earlier state is added once more, expected no skip" in [
-        str(one).partition(":")[0] for one in found.deviations
-    ]
+def test_unproven_model_does_not_agree():
     gated = addnorm.verify(
         make_steps(lambda m, x: m.last(m.gates[0](x).sigmoid() * x + m.branch(0, x))),
         X,

@@ -7,24 +7,23 @@ import pytest
 import torch
 
 import addnorm
-from support.stacks import encoder
+from support.stacks import encoder, torch_encoder
 from support.stream_steps import X
 
-LAYER = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
 SERVED = {
-    "torch's fast path": lambda: torch.nn.TransformerEncoder(LAYER, 2),
+    "torch's fast path": torch_encoder,
     "mhc": lambda: encoder("mhc"),
 }
 
 
 @pytest.mark.parametrize("make", SERVED.values(), ids=SERVED)
 def test_other_threads_compute_the_same_bits(make):
-    served, x = make().eval(), X
+    served = make()
     results = SimpleQueue()  # whose content no tool restores
 
     def serve():
         with torch.no_grad():
-            results.put(served(x))
+            results.put(served(X))
 
     class Observed(torch.nn.Linear):
         def forward(self, x):
@@ -34,10 +33,10 @@ def test_other_threads_compute_the_same_bits(make):
     model = addnorm.ResidualStack([Observed(16, 16) for _ in range(2)], 16)
     with ThreadPoolExecutor(1) as other:
         other.submit(serve).result()
-        found = addnorm.inspect(model, x)
+        found = addnorm.inspect(model, X)
         with addnorm.record(model) as recording:
-            model(x).sum().backward()
-        addnorm.ablate_each(found, x)
+            model(X).sum().backward()
+        addnorm.ablate_each(found, X)
     assert recording.table()
     computed = [results.get() for _ in range(results.qsize())]
     assert len(computed) > 10

@@ -15,14 +15,13 @@ from support.stacks import ALL, D
 from support.stream_steps import make_steps, noise
 
 LAYERS = 3
-ATTENTION, CROSS, FEED_FORWARD = "attention", "cross-attention", "feed-forward"
 
 
 def make_tokens(seed=0, dtype=torch.float32, tokens=5):
     return noise(2, tokens, D, seed=seed).to(dtype)
 
 
-def check(inspection, *expected, kinds=((ATTENTION, FEED_FORWARD),), closure=1e-5):
+def check(inspection, expected, kinds, closure):
     """Check the wirings, rows, kinds and final norms of the streams, and that all is proven and understood."""
     assert inspection.unknown == ()
     assert [stream.wiring.name for stream in inspection.streams if stream.wiring] == [
@@ -70,10 +69,10 @@ def test_inspect_finds_wiring_of_own_model(wiring, run):
     with context():
         inspection = inspect(model, *inputs, float64=dtype == "float64")
     expected = wiring.paired(LAYERS, LAYERS) if kind is Transformer else [wiring]
-    kinds = {Encoder: [(ATTENTION, FEED_FORWARD)], Decoder: [(ATTENTION, CROSS, FEED_FORWARD)]}
+    kinds = {Encoder: [("attention", "feed-forward")], Decoder: [("attention", "cross-attention", "feed-forward")]}
     kinds[Transformer] = kinds[Encoder] + kinds[Decoder]
     closure = {"float32": 1e-5, "float64": 1e-10}.get(dtype, 0.02)
-    check(inspection, *expected, kinds=kinds[kind], closure=closure)
+    check(inspection, expected, kinds[kind], closure)
     assert inspection.streams[0].norm in (norm, None)
     if options["dtype"]:
         assert inspection.streams[0].chain.adds[-1].out.tensor.dtype == options.get("residual_dtype", torch.bfloat16)

@@ -170,11 +170,6 @@ def test_inspect_follows_features_of_channels_first():
         assert inspect_place(noise(2, D, D), between=change).wiring == "unknown"
 
 
-def test_decompose_follows_idle_guards():
-    parts = addnorm.decompose(place(between=lambda x: F.hardtanh(x, -99, 99)), X)
-    assert parts.closure < 1e-5
-
-
 def test_inspect_follows_features_in_two_dimensions():
     def run(m, x):
         x = x.unflatten(-1, (2, -1))

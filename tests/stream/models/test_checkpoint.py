@@ -9,7 +9,6 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
 
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
 
 from safetensors.torch import save_file
 

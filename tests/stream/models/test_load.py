@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
 
 from safetensors.torch import save_file
 

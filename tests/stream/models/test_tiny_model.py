@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
 
 from addnorm.stream.models.load import load, model_types
 from addnorm.stream.models.tiny_model import LAYERS, reduce_config

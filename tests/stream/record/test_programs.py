@@ -103,11 +103,9 @@ def test_frozen_gradients_of_own_stacks(wiring):
     assert frozen != pytest.approx(whole, rel=1e-3)
 
 
-@pytest.mark.parametrize("wiring", ["siamese_norm", "pre_ln", "hyper_connections(dynamic=False)"])
+@pytest.mark.parametrize("wiring", ["siamese_norm", "pre_ln", wirings.hyper_connections(dynamic=False)], ids=repr)
 def test_fixed_coefficients_have_no_frozen_gradient(wiring):
-    name, _, options = wiring.partition("(")
-    model = encoder(getattr(wirings, name)(dynamic=False) if options else name)
-    rec = step(model, X)
+    rec = step(encoder(wiring), X)
     assert rec.series("grad", "l2")
     assert not any(row.role == "grad_frozen" for row in rec.table())
     assert "frozen" not in str(rec)
