@@ -12,7 +12,7 @@ import addnorm
 from support.families import shake
 from support.refusals import assert_raises
 from support.stacks import encoder
-from support.stream_steps import X, make_mlp, make_steps, run_layers
+from support.stream_steps import X, make_steps, run_layers
 
 LAYERS, D = 3, 16
 
@@ -175,27 +175,22 @@ def test_output_without_names_of_its_parts_is_taken():
     assert addnorm.locate(found, model(x).sample).others == ("the model's output[0]",)
 
 
-class Equation(nn.Module):
-    """x' = add(x, f(c N(x)), g), and what a hook would capture of its last sublayer."""
+def make_equation(add, c=1.0):
+    """Return the model of x' = add(x, f(c N(x)), g), which keeps what a hook would capture of its last sublayer."""
 
-    def __init__(self, add, c=1.0):
-        super().__init__()
-        self.add, self.c, self.norm = add, c, nn.LayerNorm(D)
-        self.branches = nn.ModuleList(make_mlp() for _ in range(LAYERS))
-        self.g = nn.Parameter(torch.rand(D) + 0.5)
-        self.eval()
-
-    def forward(self, x):
-        for f in self.branches:
-            self.norm_out = self.norm(x)
-            self.read = self.norm_out if self.c == 1.0 else self.norm_out * self.c
-            self.out = f(self.read)
-            x = self.add(x, self.out, self.g)
+    def run(m, x):
+        for k in range(LAYERS):
+            m.norm_out = m.norms[k](x)
+            m.read = m.norm_out if c == 1.0 else m.norm_out * c
+            m.out = m.mlps[k](m.read)
+            x = add(x, m.out, m.gammas[0])
         return x
+
+    return make_steps(run)
 
 
 def test_read_with_a_factor_is_named():
-    model = Equation(lambda x, w, g: x + w, c=0.5)
+    model = make_equation(lambda x, w, g: x + w, c=0.5)
     model(X)
     found = addnorm.inspect(model, X)
     assert found.sites[-1].row.c == 0.5
@@ -218,35 +213,34 @@ ADDS = {
 @pytest.mark.parametrize("add", ADDS)
 def test_write_with_the_factors_of_its_add_is_named(add):
     function, compute_write = ADDS[add]
-    model = Equation(function)
+    model = make_equation(function)
     found = addnorm.inspect(model, X)
     model(X)
-    site = found.sites[-1].id
-    written = addnorm.locate(found, compute_write(model.out, model.g))
+    site, w, g = found.sites[-1].id, model.out, model.gammas[0]
+    written = addnorm.locate(found, compute_write(w, g))
     assert (written.found, written.name) == (True, f"what {site} writes")
-    for other in (model.out, model.g * model.out):
+    for other in (w, g * w):
         location = addnorm.locate(found, other)
-        assert location.name != f"what {site} writes" or torch.allclose(other, compute_write(model.out, model.g))
+        assert location.name != f"what {site} writes" or torch.allclose(other, compute_write(w, g))
 
 
-class Latents(nn.Module):
-    """Learned tokens, expanded to the batch, that read the inputs."""
+def make_latents(has_norm):
+    """Return a model of learned tokens, expanded to the batch, that read the inputs."""
 
-    def __init__(self, has_norm):
-        super().__init__()
-        self.norm, self.first = nn.LayerNorm(D), nn.LayerNorm(D) if has_norm else nn.Identity()
-        self.tokens, self.key, self.ffn = nn.Parameter(torch.randn(1, 4, D)), nn.Linear(D, D), make_mlp()
-        self.eval()
+    def run(m, x):
+        z, keys = m.context(m.tokens) if has_norm else m.tokens, m.gates[0](x)
+        z = z.expand(len(x), -1, -1)
+        z = z + nn.functional.scaled_dot_product_attention(m.norms[0](z), keys, keys)
+        return z + m.mlps[0](m.norms[1](z))
 
-    def forward(self, x):
-        z, keys = self.first(self.tokens).expand(len(x), -1, -1), self.key(x)
-        z = z + nn.functional.scaled_dot_product_attention(self.norm(z), keys, keys)
-        return z + self.ffn(self.norm(z))
+    model = make_steps(run)
+    model.tokens = nn.Parameter(torch.randn(1, 4, D))
+    return model
 
 
 @pytest.mark.parametrize("has_norm", [True, False], ids=["norm", "plain"])
 def test_broadcast_start_is_named(has_norm):
-    model = Latents(has_norm)
+    model = make_latents(has_norm)
     found = addnorm.inspect(model, torch.randn(3, 6, D))
     tokens = model.tokens.detach()
     name = "the embedding before its norm" if has_norm else "the start of the stream"
@@ -259,14 +253,14 @@ def test_broadcast_start_is_named(has_norm):
 @pytest.mark.parametrize(("offset", "spread"), [(1000.0, 0.1), (3000.0, 1.0)])
 def test_reordered_tokens_with_a_large_offset_are_named(offset, spread):
     x = offset + spread * torch.randn(2, 64, D)
-    found = addnorm.inspect(Equation(lambda x, w, g: x + w), x)
+    found = addnorm.inspect(make_equation(lambda x, w, g: x + w), x)
     for captured in (x.transpose(0, 1), x[:, 5:50], x.flatten(0, 1)[torch.randperm(128)]):
         location = addnorm.locate(found, captured)
         assert (location.found, location.name, location.distance) == (True, "the start of the stream", 0.0)
 
 
 def test_results_outlive_a_change_of_the_model_and_its_inputs():
-    model, x = Equation(lambda x, w, g: x + g * w), torch.randn(2, 5, D)
+    model, x = make_equation(lambda x, w, g: x + g * w), X.clone()
     before, found, parts = x.clone(), addnorm.inspect(model, x), addnorm.decompose(model, x)
     with torch.no_grad():
         for tensor in (x, *model.parameters()):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from addnorm import inspect
 from addnorm.stream.dataflow.arithmetic import strip_views
@@ -98,17 +97,11 @@ class Cache:
         self.states, self.tensor = [torch.ones(2, requires_grad=True) * 2], torch.zeros(2)  # not a leaf: no deepcopy
 
 
-class Writing(nn.Module):
-    """Module that writes to its input and to a cache."""
-
-    def __init__(self):
-        super().__init__()
-        self.f = Mlp()
-
-    def forward(self, x, cache):
-        cache.states.append(x)
-        cache.tensor += 1
-        return x.add_(self.f(x))
+def write(m, x, cache):
+    """Write to the input and to a cache."""
+    cache.states.append(x)
+    cache.tensor += 1
+    return x.add_(m.f(x))
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
@@ -117,7 +110,7 @@ def test_inspect_restores_arguments(mode):
     with mode():
         x = torch.randn(2, 7, D)
         original = x.clone()
-        inspect(Writing(), x, cache=cache)
+        inspect(Graph(write, f=Mlp()), x, cache)
         assert torch.equal(x, original)
     assert len(cache.states) == 1
     assert not cache.tensor.any()

@@ -104,11 +104,11 @@ def test_inspect_names_no_wiring_with_skip_in_each_layer(length, wiring, remark)
     assert found.streams[0].remarks == (remark,)
 
 
-def bottom_to_top(skip=1.0, inner=1.0, outer=1.0):
+def bottom_to_top(skip=1.0, inner=1.0, outer=1.0, add=lambda x, h, f: h + f + x):
     def run(m, x):
         for k in (0, 2):
             h = m.norms[k](x + times(inner, m.mlps[k](x)))
-            x = m.norms[k + 1](h + times(outer, m.mlps[k + 1](h)) + times(skip, x))
+            x = m.norms[k + 1](add(times(skip, x), h, times(outer, m.mlps[k + 1](h))))
         return x
 
     return run
@@ -135,6 +135,19 @@ def times(factor, x):
 def test_inspect_names_bottom_to_top_by_all_factors(change):
     found = inspect(make_layers(bottom_to_top(**change)), X)
     assert (found.wiring == "b2t") == (not change)
+
+
+ORDERS = {
+    "x + (h + f)": lambda x, h, f: x + (h + f), "(h + f) + x": lambda x, h, f: (h + f) + x,
+    "(x + f) + h": lambda x, h, f: (x + f) + h, "(x + h) + f": lambda x, h, f: (x + h) + f,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_order_of_the_sums_of_bottom_to_top_is_no_difference(order):
+    found = addnorm.verify(make_layers(bottom_to_top(add=ORDERS[order])), X, wiring="b2t")
+    assert found.agrees, str(found)
+    assert (found.inspection.wiring, found.inspection.program.sizes) == ("b2t", [1, 2] * 2 + [1])
 
 
 @pytest.mark.parametrize("change", [

@@ -9,8 +9,8 @@ from support.expansion import expand, record_mhc
 from support.families import shake
 from support.random_models.graphs import Graph
 from support.real_models import make_model
-from support.stacks import Mlp, encoder
-from support.stream_steps import X
+from support.stacks import encoder
+from support.stream_steps import X, make_steps
 
 D = 16
 
@@ -98,27 +98,19 @@ def test_class_token_belongs_to_the_embeddings():
     assert sum(parts.mean_shares().values()) == pytest.approx(1)
 
 
-class Prompted(nn.Module):
-    """Two streams whose second token is replaced by a learned one before the third sublayer, as in deep prompt tuning."""
-
-    def __init__(self):
-        super().__init__()
-        self.norms, self.mlps = nn.ModuleList(nn.LayerNorm(D) for _ in range(5)), nn.ModuleList(Mlp() for _ in range(4))
-        self.mix, self.inject = nn.Parameter(torch.randn(2, 2)), nn.Parameter(torch.randn(2, 1))
-        self.prompt = nn.Parameter(torch.randn(1, 1, 2, D))
-
-    def forward(self, x):
-        streams = torch.stack([x, 0.5 * x], -2)
-        for k in range(4):
-            if k == 2:
-                prompt = self.prompt.expand(len(x), -1, -1, -1)
-                streams = torch.cat([streams[:, :1], prompt, streams[:, 2:]], 1)
-            streams = self.mix @ streams + self.inject * self.mlps[k](self.norms[k](streams.sum(-2))).unsqueeze(-2)
-        return self.norms[4](streams.sum(-2))
+def prompted(m, x):
+    """Run two streams whose second token is replaced by a learned one before the third sublayer, as in deep prompt tuning."""
+    streams = torch.stack([x, 0.5 * x], -2)
+    for k in range(4):
+        if k == 2:
+            prompt = m.shifts[:2].expand(len(x), 1, -1, -1)
+            streams = torch.cat([streams[:, :1], prompt, streams[:, 2:]], 1)
+        streams = m.heads @ streams + m.gammas[:2, :1] * m.branch(k, streams.sum(-2)).unsqueeze(-2)
+    return m.last(streams.sum(-2))
 
 
 def test_tokens_joined_on_the_way_are_no_embeddings():
-    parts = addnorm.decompose(Prompted().eval(), X)
+    parts = addnorm.decompose(make_steps(prompted), X)
     assert parts.sources == ["x_0", *(f"mlps.{k}" for k in range(4)), "joined tokens"]
     for depth in (3, 4, -1):
         of_depth = parts.components(depth)

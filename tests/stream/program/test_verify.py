@@ -10,8 +10,8 @@ import torch
 
 import addnorm
 from addnorm import wirings
-from support.several_streams import FORMS, LAYERS, MHC, D, build_transformers, make_mhc
-from support.stacks import Mlp, encoder
+from support.several_streams import FORMS, LAYERS, MHC, build_transformers, make_mhc
+from support.stacks import encoder
 from support.stream_steps import X, make_steps
 
 A, B, C = "A, the mixing matrix, is ", "B, the weights of the write, is ", "C, the weights of the read, is "
@@ -171,35 +171,6 @@ def test_models_of_transformers_are_compared_term_by_term():
     with torch.no_grad():
         scale.mul_(1.5)
     assert "layers.1" in str(addnorm.verify(twin, input_ids=ids, like=model))
-
-
-class Bottom(torch.nn.Module):
-    """B2T by hand, whose last sums of a layer are those of `add`."""
-
-    def __init__(self, add):
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.ModuleList([Mlp(), Mlp()]) for _ in range(3))
-        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(D) for _ in range(6))
-        self.add = add
-
-    def forward(self, x):
-        for k, (first, second) in enumerate(self.layers):
-            h = self.norms[2 * k](x + first(x))
-            x = self.norms[2 * k + 1](self.add(x, h, second(h)))
-        return x
-
-
-SUMS = {
-    "x + (h + f)": lambda x, h, f: x + (h + f), "(h + f) + x": lambda x, h, f: (h + f) + x,
-    "(x + f) + h": lambda x, h, f: (x + f) + h, "(x + h) + f": lambda x, h, f: (x + h) + f,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("order", SUMS)
-def test_order_of_the_sums_of_b2t_is_no_difference(order):
-    found = addnorm.verify(Bottom(SUMS[order]).eval(), X, wiring="b2t")
-    assert found.agrees, str(found)
-    assert (found.inspection.wiring, found.inspection.program.sizes) == ("b2t", [1, 2] * 3 + [1])
 
 
 @pytest.mark.parametrize("wiring", [w for w in wirings.list_all() if not w.has_rows], ids=lambda w: w.name)
