@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm import inspect
+from addnorm.stream.find.adds import PARTIAL
 from support import stream_steps as steps
 from support.stream_steps import D, inspect_steps, list_reasons, make_steps, noise, normalize, repeat, run_layers
 
@@ -122,6 +123,20 @@ def projected(m, x, axis=-1):
     return x
 
 
+def change_between(change):
+    """Return the forward that changes the stream between sublayers."""
+
+    def step(m, k, x):
+        return change(x) + m.branch(k, change(x)) if k else x + m.branch(k, x)
+
+    return repeat(step, end=normalize)
+
+
+def partial_sums(m, k, x):
+    mask = (torch.arange(x.shape[1]) < 3).view(1, -1, 1).expand_as(x)
+    return x.masked_scatter(mask, (x + m.branch(k, x))[mask])
+
+
 ONE = ()  # the usual input
 IMAGE = (noise(2, D, 5, 4),)
 PAIR = (noise(2, 6, D), noise(2, 5, D, seed=1))
@@ -190,6 +205,9 @@ REFUSED = {
     "relu after the add": (
         repeat(lambda m, k, x: F.relu(x + m.branch(k, x))), ONE, "begins with a function of the end of another stream",
     ),
+    "scaled as complex numbers": (change_between(lambda x: (torch.complex(x, x) * (2 + 0j)).real), ONE, ""),
+    "imaginary": (change_between(lambda x: torch.complex(torch.zeros_like(x), x).imag), ONE, ""),
+    "sums that masked_scatter keeps in part": (repeat(partial_sums, end=normalize), ONE, PARTIAL),
     "relu after the add, no norms": (repeat(lambda m, k, x: F.relu(x + m.mlps[k](x))), ONE, "a single add"),
 }  # fmt: skip
 

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm import inspect
-from addnorm.stream.find.adds import PARTIAL
 from addnorm.stream.find.reasons import BESIDE, BY_FEATURE, OTHER_AXIS
 from support.handwritten_models import IDS, D, make_input, tiny
 from support.inspection_checks import check_tiny
@@ -124,31 +123,6 @@ def test_inspect_claims_no_missing_add_of_unknown_operators(name):
 def test_inspect_says_that_no_operator_adds(combine):
     inspection = inspect_steps(repeat(lambda m, k, x: combine(x, m.branch(k, x))))
     assert ["no operator adds" in unknown.reason for unknown in inspection.unknown] == [True]
-
-
-BETWEEN = {  # functions of a stream between two layers
-    "scaled as complex numbers": lambda x: (torch.complex(x, x) * (2 + 0j)).real,
-    "imaginary": lambda x: torch.complex(torch.zeros_like(x), x).imag,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BETWEEN)
-def test_inspect_reports_complex_functions_between_layers(name):
-    run = repeat(
-        lambda m, k, x: (BETWEEN[name](x) if k else x) + m.branch(k, BETWEEN[name](x) if k else x), end=normalize
-    )
-    inspection = inspect_steps(run)
-    assert (inspection.wiring, inspection.closes) == ("unknown", False)
-
-
-def test_inspect_reports_sums_that_masked_scatter_keeps_in_part():
-    def step(m, k, x):
-        mask = (torch.arange(x.shape[1]) < 3).view(1, -1, 1).expand_as(x)
-        return x.masked_scatter(mask, (x + m.branch(k, x))[mask])
-
-    inspection = inspect_steps(repeat(step, end=normalize))
-    assert (inspection.wiring, inspection.closes) == ("unknown", False)
-    assert PARTIAL in " ".join(unknown.reason for unknown in inspection.unknown)
 
 
 def test_inspect_takes_no_view_of_bits_for_a_choice_of_tokens():

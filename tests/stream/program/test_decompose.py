@@ -133,19 +133,14 @@ def test_position_embeddings_belong_to_the_embeddings():
     assert adds_up(parts)
 
 
-class Logits(nn.Module):
-    """A model with a head whose logits are capped."""
+def compute_logits(m, x):
+    y = m.body(x)
+    return m.head(y if isinstance(y, torch.Tensor) else y[0])
 
-    def __init__(self, body, width):
-        super().__init__()
-        self.body, self.head = body, nn.Linear(width, 11)
 
-    def forward(self, x):
-        return 30 * torch.tanh(self.logits(x) / 30)
-
-    def logits(self, x):
-        y = self.body(x)
-        return self.head(y if isinstance(y, torch.Tensor) else y[0])
+def add_head(body, width):
+    """Return a model with a head whose logits are capped."""
+    return Graph(lambda m, x: 30 * torch.tanh(compute_logits(m, x) / 30), body=body, head=nn.Linear(width, 11))
 
 
 @pytest.mark.parametrize(
@@ -153,11 +148,11 @@ class Logits(nn.Module):
 )
 def test_attributions_sum_to_the_logit_difference(wiring):
     if ":" in wiring:
-        model, x = Logits(make_model(wiring, torch.float32), 32), torch.randint(4, 64, (2, 5))
+        model, x = add_head(make_model(wiring, torch.float32), 32), torch.randint(4, 64, (2, 5))
     else:
-        model, x = Logits(shake(encoder(wiring)), D), X
+        model, x = add_head(shake(encoder(wiring)), D), X
     with torch.no_grad():
-        logits = model.logits(x).double()
+        logits = compute_logits(model, x).double()
     parts = addnorm.decompose(model, x)
     found = parts.attribute_logits(model.head, 3, 7)
     assert [*found] == [*parts.normed_components(), "head bias"]
