@@ -162,6 +162,9 @@ UNDERSTOOD = {
         residual_of_the_norm(0), ONE, "unknown", ["x' = x + f(x)", BOTH_NORMS, "x' = x + f(x)", PRE_LN],
     ),
     "residual of every other norm": (residual_of_the_norm(1), ONE, "unknown", [BOTH_NORMS, "x' = x + f(x)"] * 2),
+    "bits as integers": (
+        repeat(lambda m, k, x: x.view(torch.int32).view(torch.float32) + m.branch(k, x)), ONE, "pre_ln", [PRE_LN] * 4,
+    ),
     "in place through a view": (turned, ONE, "pre_ln", [PRE_LN] * 4),
     "from .data": (repeat(lambda m, k, x: x.data + m.branch(k, x)), ONE, "pre_ln", [PRE_LN] * 4),
     "vmap": (repeat(lambda m, k, x: torch.vmap(lambda y: y + m.branch(k, y))(x)), ONE, "pre_ln", [PRE_LN] * 4),
@@ -182,6 +185,7 @@ def test_inspect_finds_rows_of_unusual_steps(name):
     assert [list_equations(stream) for stream in inspection.streams] == [equations]
     assert name not in KINDS or "".join(site.kind[0] for site in inspection.sites) == KINDS[name]
     assert {site.parallel for site in inspection.sites} == {2 if wiring == "parallel" else 1}
+    assert not any("chosen" in remark for stream in inspection.streams for remark in stream.remarks)
 
 
 # forward, inputs, and words of a reason; the streams that may keep a name

@@ -123,10 +123,3 @@ def test_inspect_claims_no_missing_add_of_unknown_operators(name):
 def test_inspect_says_that_no_operator_adds(combine):
     inspection = inspect_steps(repeat(lambda m, k, x: combine(x, m.branch(k, x))))
     assert ["no operator adds" in unknown.reason for unknown in inspection.unknown] == [True]
-
-
-def test_inspect_takes_no_view_of_bits_for_a_choice_of_tokens():
-    run = repeat(lambda m, k, x: x.view(torch.int32).view(torch.float32) + m.branch(k, x), end=normalize)
-    inspection = inspect_steps(run)
-    assert (inspection.wiring, inspection.closes) == ("pre_ln", True)
-    assert not any("chosen" in remark for remark in inspection.streams[0].remarks)
