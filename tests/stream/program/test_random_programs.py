@@ -20,7 +20,8 @@ def check_program(model, program, x=X):
     inspected = found.program or found.unnamed
     assert judge(inspected, program.answer) == "", program.names
     assert inspected.closes
-    assert inspected.expansion < 3e-5  # roundings of float32 that later matrices multiply; seed 189 has 6e-15 in float64
+    # Roundings of float32 that later matrices multiply; seed 189 has 6e-15 in float64.
+    assert inspected.expansion < 3e-5
     return found
 
 
