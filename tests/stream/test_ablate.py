@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import addnorm
-from support.scaled_model import D, Model, run_backward, run_scaled
+from support.scaled_model import D, Model, change_write, edit, run_backward, run_scaled
 from support.stream_steps import make_steps, noise, repeat, run_layers
 
 
@@ -85,21 +85,29 @@ ADDS = {
 }
 
 
-@pytest.mark.parametrize("name", ADDS)
-def test_every_form_of_the_add(name, x):
+def assert_edited(name, x, scale, change):
+    """Compare an edit of one add with what `change` computes from the add, the stream, the output and a vector."""
+
     def one_add(m, x):
         f = m.gates[0](m.norms[0](x))
-        whole = ADDS[name](x, f, m.gammas[0])
-        kept = x * {"lerp": 0.75, "difference": 1 - m.gammas[0]}.get(name, 1.0)
-        return m.last(kept + (whole - kept) * m.factor) if m.factor != 1.0 else m.last(whole)
+        return m.last(change(ADDS[name], x, f, m.gammas[0]) if m.is_changed else ADDS[name](x, f, m.gammas[0]))
 
     model = make_steps(one_add)
-    model.factor = 1.0
+    model.is_changed = False
     (site,) = addnorm.inspect(model, x).sites
-    with addnorm.scale_write(site, 0.5):
+    with edit(site, scale):
         actual = run_backward(model, x)
-    model.factor = 0.5
+    model.is_changed = True
     torch.testing.assert_close(actual, run_backward(model, x), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ADDS)
+def test_every_form_of_the_add(name, x):
+    def halve_write(add, x, f, g):
+        kept = x * {"lerp": 0.75, "difference": 1 - g}.get(name, 1.0)
+        return kept + 0.5 * (add(x, f, g) - kept)
+
+    assert_edited(name, x, 0.5, halve_write)
 
 
 WITH_FACTORS = ("addcmul", "addcmul of a parameter", "add_residual, scaled")
@@ -107,19 +115,7 @@ WITH_FACTORS = ("addcmul", "addcmul of a parameter", "add_residual, scaled")
 
 @pytest.mark.parametrize("name", [name for name in ADDS if name not in (*WITH_FACTORS, "addmm")])
 def test_mean_has_the_gradients_of_the_mean(name, x):
-    def one_add(m, x):
-        f = m.gates[0](m.norms[0](x))
-        return m.last(
-            ADDS[name](x, f.mean((0, 1), keepdim=True).expand_as(f).clone() if m.takes_mean else f, m.gammas[0])
-        )
-
-    model = make_steps(one_add)
-    model.takes_mean = False
-    (site,) = addnorm.inspect(model, x).sites
-    with addnorm.ablate(site, "mean"):
-        actual = run_backward(model, x)
-    model.takes_mean = True
-    torch.testing.assert_close(actual, run_backward(model, x), atol=1e-4, rtol=1e-3)
+    assert_edited(name, x, "mean", lambda add, x, f, g: add(x, change_write(f, "mean").clone(), g))
 
 
 @pytest.mark.parametrize("name", WITH_FACTORS)
@@ -148,7 +144,7 @@ def test_mean_of_two_forwards_before_one_backward(x):
 def test_mean_of_a_transposed_write_in_place(x):
     def add(x, f, takes_mean=False):
         f = f.transpose(0, 1).contiguous().transpose(0, 1)
-        return (f.mean((0, 1), keepdim=True).expand_as(f).clone() if takes_mean else f).add_(x)
+        return (change_write(f, "mean").clone() if takes_mean else f).add_(x)
 
     model = make_steps(lambda m, x: m.last(add(x, m.gates[0](m.norms[0](x)))))
     (site,) = addnorm.inspect(model, x).sites

@@ -48,18 +48,29 @@ def test_inspect_noise_and_checkpoints_in_training(name):
     assert not inspection.streams[0].remarks  # noise belongs to training
 
 
-@pytest.mark.parametrize("step", [
-    lambda s, x: x + F.dropout(s.f(s.norm(x)), 0.1),
-    lambda s, x: x + s.f(s.norm(x)) * MASKS["bernoulli"]() / 0.8,
-    lambda s, x: F.dropout(x + s.f(s.norm(x)), 0.1),
-    lambda s, x: x + s.f(F.dropout(s.norm(x), 0.1)),
-    lambda s, x: x + s.f(s.norm(x) * (torch.rand(2, 1, D) < 0.9)),
-], ids=["write", "mask of a write", "stream", "read", "mask of a read"])  # fmt: skip
-def test_inspect_remarks_on_dropout_in_evaluation(step):
+DRAWS = (
+    r"[34] of its 4 sublayers draw random numbers in evaluation mode, \S+ first, "
+    r".*and two runs differ: if it is dropout, let it follow self.training$"
+)
+RESIDUAL, WRITE = (f"the {part} of its 4 sublayers is detached, parts[.]" for part in ("residual of 3", "write of 4"))
+REMARKS = {
+    "dropout of the write": (lambda s, x: x + F.dropout(s.f(s.norm(x)), 0.1), DRAWS),
+    "mask of a write": (lambda s, x: x + s.f(s.norm(x)) * MASKS["bernoulli"]() / 0.8, DRAWS),
+    "dropout of the stream": (lambda s, x: F.dropout(x + s.f(s.norm(x)), 0.1), DRAWS),
+    "dropout of the read": (lambda s, x: x + s.f(F.dropout(s.norm(x), 0.1)), DRAWS),
+    "mask of a read": (lambda s, x: x + s.f(s.norm(x) * (torch.rand(2, 1, D) < 0.9)), DRAWS),
+    "detached residual": (lambda s, x: x.detach() + s.f(s.norm(x)), RESIDUAL),
+    "detached write": (lambda s, x: x + s.f(s.norm(x)).data, WRITE),
+    "detached stream": (lambda s, x: (x + s.f(s.norm(x))).detach(), RESIDUAL),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REMARKS)
+def test_inspect_remarks_on_steps_in_evaluation(name):
     torch.manual_seed(5)
+    step, words = REMARKS[name]
     (remark,) = inspect(tiny(step).eval(), IDS).streams[0].remarks
-    assert re.match(r"[34] of its 4 sublayers draw random numbers in evaluation mode, \S+ first, ", remark)
-    assert remark.endswith("and two runs differ: if it is dropout, let it follow self.training")
+    assert re.match(words, remark), remark
 
 
 def test_inspect_remarks_on_modules_left_in_training_mode():
@@ -118,13 +129,3 @@ def test_inspect_applies_forward_hooks():
     model.parts[0].f.register_forward_hook(lambda module, args, output: output * 2)
     inspection = inspect(model, IDS)
     assert [float(site.row.b) for site in inspection.sites] == [2.0, 1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize(("step", "part"), [
-    (lambda s, x: x.detach() + s.f(s.norm(x)), "the residual of 3"),
-    (lambda s, x: x + s.f(s.norm(x)).data, "the write of 4"),
-    (lambda s, x: (x + s.f(s.norm(x))).detach(), "the residual of 3"),
-], ids=["residual", "write", "stream"])  # fmt: skip
-def test_inspect_remarks_on_detached_paths(step, part):
-    (remark,) = inspect(tiny(step).eval(), IDS).streams[0].remarks
-    assert remark.startswith(f"{part} of its 4 sublayers is detached, parts.")
