@@ -5,13 +5,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-import torch
 
 import addnorm
 from support.judge import judge
-from support.random_models import CHAINS, NAMES, counts, random_model, seeds_of
+from support.random_models import NAMES, counts, random_model, seeds_of
 from support.random_models.norms import SPELLINGS
-from support.random_models.numbers import trace_by_hand
 from support.random_models.rows import RULES
 from support.random_models.sublayers import SUBLAYERS
 
@@ -38,24 +36,7 @@ def judged(seed):
         return case, judge(addnorm.inspect(case.model, *case.inputs), case.answer)
 
 
-# --- the grammar and the judge --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [CHAINS, *NAMES])
-def test_answer_by_hand_equals_the_model(name):
-    cases = [case for case in map(build, seeds_of(name, 25 if name == CHAINS else 1)) if case.trace is not None]
-    assert cases or name != CHAINS
-    for case in cases:
-        with torch.no_grad():
-            actual = case.model(*case.inputs)
-        trace = trace_by_hand(case)
-        error = (actual - trace.end).norm() / trace.end.norm()
-        assert error < 1e-5, case.describe()  # float32 against float64
-        if trace.components:
-            end = trace.sites[-1].out
-            assert (
-                torch.stack([part.expand_as(end) for part in trace.components]).sum(0) - end
-            ).norm() < 1e-5 * end.norm()
+# --- the judge --------------------------------------------------------------------------------------------------------
 
 
 def change_site(stream, **fields):
