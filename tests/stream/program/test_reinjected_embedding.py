@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import addnorm
 from support.instrumented_model import assert_same_numbers
+from support.random_models.graphs import Graph
 from support.stacks import encoder
 from support.stream_steps import D, X, make_mlp
 
@@ -16,61 +17,61 @@ LAYERS = 4
 WITHOUT_BACKOUT = addnorm.wirings.x0_residual(backout=0.0)
 
 
-class _Reinjected(nn.Module):
-    """Pre-LN whose layers begin with λ x + μ x0; `fault` is one error in its third layer.
+def reinject(fault="", size=(), backout=False, layers=LAYERS, sublayers=2, order="btd"):
+    """Return pre-LN whose layers begin with λ x + μ x0; `fault` is one error in its third layer.
 
     The stream is (tokens, batch, d) with `order="tbd"`, and (batch, d, tokens) with "bdt", or with "conv" where convolutions are
     the products; the final norm reads (batch, tokens, d).
     """
 
-    def __init__(self, fault="", size=(), backout=False, layers=LAYERS, sublayers=2, order="btd"):
-        super().__init__()
-        self.sublayers, self.order = sublayers, order
-        self.tables = nn.ModuleList(nn.Embedding(11, D) for _ in range(2))
-        self.embedding_norm, self.final_norm = nn.RMSNorm(D), nn.RMSNorm(D)
-        self.layers = nn.ModuleList(nn.ModuleList([make_mlp(), make_mlp()]) for _ in range(layers))
-        self.norms = nn.ModuleList(nn.RMSNorm(D) for _ in range(2 * layers))
-        self.scales = nn.ParameterList(torch.rand(size) + 0.5 for _ in range(layers))
-        self.x0_scales = nn.ParameterList(torch.rand(size) + 0.1 for _ in range(layers))
-        self.backout = nn.Parameter(torch.tensor(0.2)) if backout else None
-        self.fault = fault
-        self.eval()
-
-    def branch(self, k, j, x):
-        norm, mlp = self.norms[2 * k + j], self.layers[k][j]
-        if self.order == "conv":
+    def branch(m, k, j, x):
+        norm, mlp = m.norms[2 * k + j], m.layers[k][j]
+        if m.order == "conv":
             up, activation, down = mlp
             h = activation(F.conv1d(norm(x.mT).mT, up.weight[..., None], up.bias))
             return F.conv1d(h, down.weight[..., None], down.bias)
-        return mlp(norm(x.mT)).mT if self.order == "bdt" else mlp(norm(x))
+        return mlp(norm(x.mT)).mT if m.order == "bdt" else mlp(norm(x))
 
-    def forward(self, ids):
-        dims = {"btd": (0, 0), "tbd": (0, 1), "bdt": (1, 2), "conv": (1, 2)}[self.order]
-        x = x0 = self.embedding_norm(self.tables[0](ids)).transpose(*dims)
-        if self.fault == "table":
-            x0 = self.tables[1](ids)
-        for k, (scale, x0_scale) in enumerate(zip(self.scales, self.x0_scales, strict=True)):
-            if self.fault == "constant":  # no learned numbers
+    def run(m, ids):
+        dims = {"btd": (0, 0), "tbd": (0, 1), "bdt": (1, 2), "conv": (1, 2)}[m.order]
+        x = x0 = m.embedding_norm(m.tables[0](ids)).transpose(*dims)
+        if fault == "table":
+            x0 = m.tables[1](ids)
+        for k, (scale, x0_scale) in enumerate(zip(m.scales, m.x0_scales, strict=True)):
+            if fault == "constant":  # no learned numbers
                 scale, x0_scale = 1.1, 0.3  # noqa: PLW2901
-            if self.fault == "pre_ln":
+            if fault == "pre_ln":
                 x = scale * x
-            elif self.fault != "after":
+            elif fault != "after":
                 read = keep = scale * x + x0_scale * x0
-                if self.fault == "read" and k == 2:
+                if fault == "read" and k == 2:
                     read = x0_scale * x + scale * x0
-                if self.fault == "keep" and k == 2:
+                if fault == "keep" and k == 2:
                     keep = x0_scale * x + scale * x0
-                x = keep + self.branch(k, 0, read)
-            if self.fault in ("pre_ln", "after"):
-                x = x + self.branch(k, 0, x)
-            if self.sublayers == 2:
-                x = self.branch(k, 1, x) + x
-            if self.fault == "after":
+                x = keep + branch(m, k, 0, read)
+            if fault in ("pre_ln", "after"):
+                x = x + branch(m, k, 0, x)
+            if sublayers == 2:
+                x = branch(m, k, 1, x) + x
+            if fault == "after":
                 x = scale * x + x0_scale * x0
-            if k == len(self.scales) // 2:
+            if k == layers // 2:
                 middle = x
-        x = x if self.backout is None else x - self.backout * middle
-        return self.final_norm(x.transpose(*dims))
+        x = x - m.backout * middle if backout else x
+        return m.final_norm(x.transpose(*dims))
+
+    return Graph(
+        run,
+        order=order,
+        tables=nn.ModuleList(nn.Embedding(11, D) for _ in range(2)),
+        embedding_norm=nn.RMSNorm(D),
+        final_norm=nn.RMSNorm(D),
+        layers=nn.ModuleList(nn.ModuleList([make_mlp(), make_mlp()]) for _ in range(layers)),
+        norms=nn.ModuleList(nn.RMSNorm(D) for _ in range(2 * layers)),
+        scales=nn.ParameterList(torch.rand(size) + 0.5 for _ in range(layers)),
+        x0_scales=nn.ParameterList(torch.rand(size) + 0.1 for _ in range(layers)),
+        backout=nn.Parameter(torch.tensor(0.2)),
+    ).eval()
 
 
 IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(0))
@@ -79,7 +80,7 @@ IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize("layers", [2, 3])
 @pytest.mark.parametrize("backout", [False, True])
 def test_inspect_names_a_mix_that_is_computed_once(backout, layers):
-    model = _Reinjected(backout=backout, layers=layers)
+    model = reinject(backout=backout, layers=layers)
     wiring = addnorm.wirings.x0_residual(backout=0.2 if backout else 0.0)
     found = addnorm.inspect(model, IDS)
     assert found.closes
@@ -91,14 +92,14 @@ def test_inspect_names_a_mix_that_is_computed_once(backout, layers):
 
 @pytest.mark.parametrize("layers", [2, 3])
 def test_verify_agrees_with_one_sublayer_in_each_layer(layers):
-    model = _Reinjected(layers=layers, sublayers=1)
+    model = reinject(layers=layers, sublayers=1)
     assert addnorm.inspect(model, IDS).wiring == "x0_residual"
     assert addnorm.verify(model, IDS, wiring=WITHOUT_BACKOUT)
 
 
 @pytest.mark.parametrize(("order", "backout"), [("tbd", False), ("tbd", True), ("bdt", False)])
 def test_order_of_the_dimensions_does_not_change_the_wiring(order, backout):
-    model = _Reinjected(backout=backout, order=order)
+    model = reinject(backout=backout, order=order)
     wiring, mask = addnorm.wirings.x0_residual(backout=0.2 if backout else 0.0), torch.rand(2, 5) < 0.6
     found = addnorm.inspect(model, IDS)
     assert (found.wiring, dict(found.program.wiring.options)) == ("x0_residual", dict(wiring.options))
@@ -118,7 +119,7 @@ def test_order_of_the_dimensions_does_not_change_the_wiring(order, backout):
 
 
 def test_mix_without_matrices_has_no_name():
-    model = _Reinjected(order="conv")
+    model = reinject(order="conv")
     found = addnorm.inspect(model, IDS)
     assert found.closes
     assert (found.wiring, found.program) == ("unknown", None)
@@ -129,7 +130,7 @@ def test_mix_without_matrices_has_no_name():
 
 
 def test_mix_beside_another_stack_has_no_name():
-    parts = nn.ModuleList([_Reinjected(), encoder()])
+    parts = nn.ModuleList([reinject(), encoder()])
     parts.forward = lambda ids, x: [parts[0](ids), parts[1](x)]
     found = addnorm.inspect(parts, IDS, X)
     assert [stream.wiring and stream.wiring.name for stream in found.streams] == [None, "pre_ln"]
@@ -154,7 +155,7 @@ def test_inspect_names_x0_residual_without_backout(layers):
     ],
 )
 def test_verify_finds_errors_in_a_reinjected_embedding(fault, text):
-    model = _Reinjected(fault)
+    model = reinject(fault)
     assert addnorm.inspect(model, IDS).wiring != "x0_residual"
     found = addnorm.verify(model, IDS, wiring=WITHOUT_BACKOUT)
     sentences = [*map(str, found.deviations)]
@@ -166,21 +167,21 @@ def test_verify_finds_errors_in_a_reinjected_embedding(fault, text):
 
 
 def test_one_weight_for_each_feature_is_not_x0_residual():
-    model = _Reinjected(size=(D,))
+    model = reinject(size=(D,))
     assert addnorm.inspect(model, IDS).wiring == "pre_ln"
     found = addnorm.verify(model, IDS, wiring=WITHOUT_BACKOUT)
     assert "one for each feature, expected one number" in str(found.deviations[0])
 
 
 def test_verify_names_the_skips_of_a_row_wiring():
-    found = addnorm.verify(_Reinjected(), IDS, wiring="pre_ln")
+    found = addnorm.verify(reinject(), IDS, wiring="pre_ln")
     assert [*map(str, found.deviations)] == [
         "an earlier state is added once more, expected no skip: other, other#2, other#3"
     ]
 
 
 def test_verify_names_the_rule_of_a_program_once():
-    found = addnorm.verify(addnorm.inspect(_Reinjected(), IDS), wiring="pre_ln", eps=1e-6)
+    found = addnorm.verify(addnorm.inspect(reinject(), IDS), wiring="pre_ln", eps=1e-6)
     rule, *others = map(str, found.deviations)
     assert rule == "the rule of the stream is x0_residual, expected pre_ln"
     assert [text.partition(" is ")[0] for text in others] == ["eps"]
