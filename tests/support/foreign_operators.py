@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from support.random_models.graphs import Graph
 from support.stream_steps import make_mlp
 
 D, EPS = 16, 1e-5
@@ -189,40 +190,32 @@ class AddNorm(nn.Module):
         return OPERATORS[self.name][2](op, hidden, residual, self.weight)
 
 
-class Layer(nn.Module):
-    def __init__(self, name):
-        super().__init__()
-        self.mlp = make_mlp()
-        self.norm = AddNorm(name)
-        self.gate = make_mlp()
-
-    def forward(self, hidden, residual, norm):
-        hidden, residual = self.norm(self.mlp(hidden), residual)
-        return norm(self.gate(hidden), residual)
+def run_layer(m, hidden, residual, norm):
+    hidden, residual = m.norm(m.mlp(hidden), residual)
+    return norm(m.gate(hidden), residual)
 
 
-class PairModel(nn.Module):
-    """Layers that pass the pair (hidden, residual) on; the norm of the next layer adds."""
+def run_model(m, ids):
+    """Pass the pair (hidden, residual) through the layers; the norm of the next layer adds."""
+    residual = m.embed(ids)
+    hidden = m.first(residual)
+    for layer, norm in zip(m.layers, m.norms, strict=True):
+        hidden, residual = layer(hidden, residual, norm)
+    return hidden
 
-    def __init__(self, name=""):
-        super().__init__()
-        self.embed = nn.Embedding(20, D)
-        self.first = nn.RMSNorm(D, EPS)
-        self.layers = nn.ModuleList(Layer(name) for _ in range(2))
-        self.norms = nn.ModuleList(AddNorm(name) for _ in range(2))
 
-    def forward(self, ids):
-        residual = self.embed(ids)
-        hidden = self.first(residual)
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            hidden, residual = layer(hidden, residual, norm)
-        return hidden
+def make_model(name=""):
+    layers = [Graph(run_layer, mlp=make_mlp(), norm=AddNorm(name), gate=make_mlp()) for _ in range(2)]
+    norms = nn.ModuleList(AddNorm(name) for _ in layers)
+    return Graph(
+        run_model, embed=nn.Embedding(20, D), first=nn.RMSNorm(D, EPS), layers=nn.ModuleList(layers), norms=norms
+    )
 
 
 def make_pair(name, dtype=torch.float32):
     """Return a model that calls an operator, the same model in plain torch, and tokens."""
     torch.manual_seed(0)
-    model, plain = PairModel(name), PairModel()
+    model, plain = make_model(name), make_model()
     plain.load_state_dict(model.state_dict())
     ids = torch.randint(0, 20, (2, 5))
     return model.to(dtype).eval().requires_grad_(False), plain.to(dtype).eval().requires_grad_(False), ids
