@@ -13,6 +13,7 @@ from support.recordings import INF, NAN, WRITES, filled
 def full_recording():
     rec = filled(*WRITES, (5, 1, "out", "rms", NAN), (5, 2, "out", "rms", INF), (5, 3, "out", "rms", -INF))
     rec.add(7, 1, "norm_in", "rstd", 0.1)  # no binary fraction
+    rec.add(7, 1, "in", "rms_3", 0.2)  # of one of several streams
     rec.metadata |= {"dtype": "bfloat16", "notes": ["é <b>", None, 1.5, True], "limits": {"eps": 1e-5}}
     rec.memory_maps = {"stream": (["x_0", "0.attn"], [[1.0, 0.0], [0.1, 0.9]])}
     rec.balances["stream"] = Balance(("x_0", "0.attn"), (0.25, 0.1), 0.35, 7, 1e-8)
