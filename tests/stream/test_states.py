@@ -23,8 +23,8 @@ def make_model(norm_first=True, num_layers=LAYERS, **options):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["pre_ln", "post_ln"])
 def case(request):
-    model, x = make_model(request.param), X
-    return model, x, addnorm.inspect(model, x)
+    model = make_model(request.param)
+    return model, addnorm.inspect(model, X)
 
 
 def list_differences(model, x, like):
@@ -37,11 +37,11 @@ def list_differences(model, x, like):
 
 def sentences(case, change):
     """Return what differs between a changed copy of the model and the model."""
-    model, x, inspection = case
+    model, inspection = case
     twin = copy.deepcopy(model)
     with torch.no_grad():
         change(twin.layers)
-    return list_differences(twin, x, inspection)
+    return list_differences(twin, X, inspection)
 
 
 def test_error_inside_a_branch_is_told_from_the_residual_terms(case):
@@ -75,15 +75,15 @@ def test_norms_and_their_places_are_compared(case):
 
 
 def test_ends_of_the_stream_are_compared(case):
-    model, x, inspection = case
+    model, inspection = case
     twin = copy.deepcopy(model)
     with torch.no_grad():
         twin.norm.weight[1].add_(0.1)
-    (sentence,) = list_differences(twin, x, inspection)
+    (sentence,) = list_differences(twin, X, inspection)
     assert sentence.startswith("the difference begins at the final norm: relative error")
     twin.norm = None
-    assert "the final norm is missing, expected there" in list_differences(twin, x, inspection)
-    (sentence,) = list_differences(model, 1.01 * x, inspection)
+    assert "the final norm is missing, expected there" in list_differences(twin, X, inspection)
+    (sentence,) = list_differences(model, 1.01 * X, inspection)
     assert sentence.startswith("the difference begins at the start of the stream: relative error 0.010")
     assert "more term" not in sentence
     (sentence,) = list_differences(model, X * X, inspection)
@@ -109,14 +109,14 @@ def test_factors_are_compared_by_their_numbers(wiring):
 
 
 def test_other_dtypes_differ_by_roundings_only(case):
-    model, x, _ = case
+    model, _ = case
     for dtype, most in ((torch.bfloat16, 4), (torch.float16, 4), (torch.float64, 10)):
-        found = addnorm.verify(copy.deepcopy(model).to(dtype), x.to(dtype), like=model)
+        found = addnorm.verify(copy.deepcopy(model).to(dtype), X.to(dtype), like=model)
         assert found.agrees, str(found)
         assert 0 < max(term.roundings for term in found.terms) < most
         assert "roundings" in str(found)
-        assert addnorm.verify(model, x, like=addnorm.inspect(copy.deepcopy(model).to(dtype), x.to(dtype))).agrees
-    assert "equal to the bit" in " ".join(str(addnorm.verify(model, x, like=model)).split())
+        assert addnorm.verify(model, X, like=addnorm.inspect(copy.deepcopy(model).to(dtype), X.to(dtype))).agrees
+    assert "equal to the bit" in " ".join(str(addnorm.verify(model, X, like=model)).split())
 
 
 def test_sum_in_another_dtype_is_named():
@@ -135,18 +135,18 @@ def test_sum_in_another_dtype_is_named():
 
 
 def test_another_implementation_agrees(case):
-    model, x, inspection = case
+    model, inspection = case
     own = addnorm.nn.from_torch(model)
-    assert addnorm.verify(own, x, like=inspection).agrees
-    assert addnorm.verify(model, x, like=own).agrees
+    assert addnorm.verify(own, X, like=inspection).agrees
+    assert addnorm.verify(model, X, like=own).agrees
     turned = make_model(model.layers[0].norm_first, batch_first=False)
-    for square in (x, torch.randn(5, 5, D)):  # where the shape does not show the order
+    for square in (X, torch.randn(5, 5, D)):  # where the shape does not show the order
         reference = addnorm.inspect(turned, square.transpose(0, 1))
         assert addnorm.verify(model, square, like=reference).agrees
         assert addnorm.verify(own, square, like=reference).agrees
     with torch.no_grad():
         own.stack.layers[1].connections[1].sublayer.up.weight.mul_(1.01)
-    (sentence,) = list_differences(own, x, model)
+    (sentence,) = list_differences(own, X, model)
     assert sentence.startswith("all residual terms agree; the difference begins inside the feed-forward of layer 2")
 
 
@@ -194,18 +194,17 @@ def test_norm_of_the_embedding_is_compared():
 
 
 def test_saved_states_are_those_of_the_run(case, tmp_path):
-    model, x, inspection = case
+    model, inspection = case
     path = addnorm.save_states(inspection, tmp_path / "states.pt")
-    found = addnorm.verify(model, x, like=str(path))
+    found = addnorm.verify(model, X, like=str(path))
     assert (found.agrees, found.reference, len(found.terms)) == (True, "TransformerEncoder", 20)
     assert found.to_dict()["agrees"] is True
     assert addnorm.verify(inspection, like=path).terms == addnorm.verify(inspection, like=inspection).terms
     (tmp_path / "empty.pt").touch()
-    (tmp_path / "text.pt").write_text("hello")
-    torch.save({"x": x}, tmp_path / "other.pt")
-    for name in ("empty.pt", "text.pt", "other.pt", "none.pt"):
+    torch.save({"x": X}, tmp_path / "other.pt")
+    for name in ("empty.pt", "other.pt", "none.pt"):
         with pytest.raises(ValueError, match=f"like is '.*{name}', expected a file of `addnorm record --states`"):
-            addnorm.verify(model, x, like=tmp_path / name)
+            addnorm.verify(model, X, like=tmp_path / name)
     with pytest.raises(ValueError, match="inspection has no residual stream"):
         addnorm.save_states(addnorm.inspect(nn.Linear(2, 2), torch.ones(1, 2)), tmp_path / "states.pt")
 
@@ -216,7 +215,7 @@ def test_saved_states_are_those_of_the_run(case, tmp_path):
      ("inspection", "streams", 0, "sites", 0, "row"), ("inspection", "streams", 0, "sites", 0, "row", "a")],
 )  # fmt: skip
 def test_saved_states_without_a_part_get_one_sentence(case, tmp_path, keys):
-    model, x, inspection = case
+    model, inspection = case
     saved = torch.load(addnorm.save_states(inspection, tmp_path / "states.pt"))
     *outer, last = keys
     part = saved
@@ -227,32 +226,32 @@ def test_saved_states_without_a_part_get_one_sentence(case, tmp_path, keys):
     with pytest.raises(
         ValueError, match=r"like is '.*part.pt', expected a whole file of `addnorm record --states`: a part is"
     ):
-        addnorm.verify(model, x, like=tmp_path / "part.pt")
+        addnorm.verify(model, X, like=tmp_path / "part.pt")
 
 
 def test_streams_of_other_sizes_get_one_sentence(case):
-    model, x, inspection = case
+    model, inspection = case
     two = make_model(model.layers[0].norm_first, 2)
-    assert list_differences(two, x, inspection) == ["the number of layers is 2, expected 3"]
+    assert list_differences(two, X, inspection) == ["the number of layers is 2, expected 3"]
     wide = addnorm.nn.Encoder(LAYERS, 2 * D, nhead=2).eval()
     found = addnorm.verify(addnorm.inspect(wide, torch.randn(2, 5, 2 * D)), like=inspection)
     assert str(found) == "differs from the reference, TransformerEncoder: the width is 32, expected 16"
     assert found.terms == ()
     with pytest.raises(ValueError, match=r"the stream has shape \(1, 5, 16\), expected \(2, 5, 16\) as the reference"):
-        addnorm.verify(model, x[:1], like=inspection)
+        addnorm.verify(model, X[:1], like=inspection)
     for wrong in ({"wiring": "pre_ln"}, {"eps": 1e-5}):
         with pytest.raises(TypeError, match="like is set, and wiring, eps, norm or dtype too"):
-            addnorm.verify(model, x, like=model, **wrong)
+            addnorm.verify(model, X, like=model, **wrong)
     with pytest.raises(TypeError, match="wiring and like are not set"):
-        addnorm.verify(model, x)
+        addnorm.verify(model, X)
     with pytest.raises(TypeError, match=r"like is int, expected a torch\.nn\.Module"):
-        addnorm.verify(model, x, like=3)
+        addnorm.verify(model, X, like=3)
 
 
 def test_training_mode_is_named_and_random_numbers_are_kept(case):
-    model, x, inspection = case
+    model, inspection = case
     state = torch.get_rng_state()
-    first, *_ = list_differences(copy.deepcopy(model).train(), x, inspection)
+    first, *_ = list_differences(copy.deepcopy(model).train(), X, inspection)
     assert first == "the mode is training, expected evaluation"
     assert torch.equal(state, torch.get_rng_state())
 
