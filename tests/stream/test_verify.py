@@ -160,20 +160,20 @@ WITH_NAN = (
 @pytest.mark.parametrize(("change", "words"), [HUGE, WITH_NAN], ids=["huge", "NaN in one token"])
 @pytest.mark.parametrize("streams", [1, 4])
 def test_numbers_that_prove_nothing_are_no_deviation(streams, change, words):
-    model, wiring, x = make_mhc(), MHC, X
+    model, wiring = make_mhc(), MHC
     if streams == 1:
         model, wiring = encoder("pre_ln"), Row(norm_out=True)
-    found = addnorm.verify(model, change(x), wiring=wiring)
+    found = addnorm.verify(model, change(X), wiring=wiring)
     assert (found.agrees, found.deviations) == (False, ())
     assert words in " ".join(str(found).split())
-    assert addnorm.verify(model, x, wiring=wiring).agrees == (streams == 4)
+    assert addnorm.verify(model, X, wiring=wiring).agrees == (streams == 4)
 
 
 @pytest.mark.parametrize("norms", [1, 2])
 def test_verify_counts_the_norms_of_parallel_sublayers(norms):
-    model, x = make_model(wirings.parallel(norms)), X
-    assert addnorm.verify(model, x, wiring=wirings.parallel(norms)).agrees
-    (deviation,) = addnorm.verify(model, x, wiring=wirings.parallel(3 - norms)).deviations
+    model = make_model(wirings.parallel(norms))
+    assert addnorm.verify(model, X, wiring=wirings.parallel(norms)).agrees
+    (deviation,) = addnorm.verify(model, X, wiring=wirings.parallel(3 - norms)).deviations
     assert (deviation.found, deviation.expected, len(deviation.sites)) == (str(norms), str(3 - norms), LAYERS)
 
 

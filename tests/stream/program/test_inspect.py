@@ -88,12 +88,12 @@ def test_inspection_with_a_program_gives_json():
 
 
 def test_several_streams_are_found_in_inference_mode():
-    model, x = make_mhc("flat"), X
+    model = make_mhc("flat")
     with torch.inference_mode():
         found = addnorm.inspect(model, X)
         with addnorm.record(model) as rec:
-            model(x)
-            model(2.0 * x)
+            model(X)
+            model(2.0 * X)
         assert torch.is_inference_mode_enabled()
     assert (found.wiring, found.closes) == ("mhc", True)
     assert rec.metadata["wiring"] == "mhc"
