@@ -3,8 +3,7 @@
 import pytest
 
 from support.instrumented_model import token_ids
-from support.scaled_model import D, Model
-from support.stream_steps import noise
+from support.scaled_model import Model
 
 
 @pytest.fixture
@@ -15,8 +14,3 @@ def ids():
 @pytest.fixture(params=[False, True], ids=["pre-LN", "post-LN"])
 def model(request):
     return Model(request.param)
-
-
-@pytest.fixture
-def x():
-    return noise(2, 5, D)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import addnorm
 from support.scaled_model import D, Model, change_write, edit, run_backward, run_scaled
-from support.stream_steps import make_steps, noise, repeat, run_layers
+from support.stream_steps import X, make_steps, noise, repeat, run_layers
 
 
 def assert_scaled(model, k, s, x):
@@ -26,18 +26,18 @@ def assert_scaled(model, k, s, x):
 
 
 @pytest.mark.parametrize("s", [0.0, 0.5, -2.0, 1.0])
-def test_equals_the_model_with_the_factor(model, x, s):
+def test_equals_the_model_with_the_factor(model, s):
     """Compare also gradients of a sublayer whose last operator saves its output for the backward."""
-    assert_scaled(model, 2, s, x)
+    assert_scaled(model, 2, s, X)
 
 
-def test_blocks_nest_and_multiply(model, x):
-    sites = addnorm.inspect(model, x).sites
+def test_blocks_nest_and_multiply(model):
+    sites = addnorm.inspect(model, X).sites
     model.scales = [0.0, 1.0, 0.25, 1.0]
-    expected = model(x)
+    expected = model(X)
     model.scales = [1.0] * 4
     with addnorm.ablate(sites[0]), addnorm.scale_write(sites[2], 0.5), addnorm.scale_write(sites[2], 0.5):
-        assert torch.allclose(model(x), expected, atol=1e-6)
+        assert torch.allclose(model(X), expected, atol=1e-6)
 
 
 class Dual(Model):
@@ -52,17 +52,10 @@ class Dual(Model):
 
 
 @pytest.mark.parametrize("s", [0.0, 0.5])
-def test_both_streams_of_resi_dual_lose_the_write(x, s):
+def test_both_streams_of_resi_dual_lose_the_write(s):
     model = Dual()
-    assert addnorm.inspect(model, x).wiring == "resi_dual"
-    assert_scaled(model, 1, s, x)
-
-
-def test_ablated_resi_dual_equals_the_stack_without_it(x):
-    model = addnorm.nn.Encoder(2, D, nhead=2, wiring="resi_dual").eval()
-    for k, site in enumerate(addnorm.inspect(model, x).sites):
-        with addnorm.ablate(site), torch.no_grad():
-            assert torch.equal(model(x), model.stack.without(k)(x))
+    assert addnorm.inspect(model, X).wiring == "resi_dual"
+    assert_scaled(model, 1, s, X)
 
 
 ADDS = {
@@ -85,7 +78,7 @@ ADDS = {
 }
 
 
-def assert_edited(name, x, scale, change):
+def assert_edited(name, scale, change):
     """Compare an edit of one add with what `change` computes from the add, the stream, the output and a vector."""
 
     def one_add(m, x):
@@ -94,78 +87,78 @@ def assert_edited(name, x, scale, change):
 
     model = make_steps(one_add)
     model.is_changed = False
-    (site,) = addnorm.inspect(model, x).sites
+    (site,) = addnorm.inspect(model, X).sites
     with edit(site, scale):
-        actual = run_backward(model, x)
+        actual = run_backward(model, X)
     model.is_changed = True
-    torch.testing.assert_close(actual, run_backward(model, x), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(actual, run_backward(model, X), atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ADDS)
-def test_every_form_of_the_add(name, x):
+def test_every_form_of_the_add(name):
     def halve_write(add, x, f, g):
         kept = x * {"lerp": 0.75, "difference": 1 - g}.get(name, 1.0)
         return kept + 0.5 * (add(x, f, g) - kept)
 
-    assert_edited(name, x, 0.5, halve_write)
+    assert_edited(name, 0.5, halve_write)
 
 
 WITH_FACTORS = ("addcmul", "addcmul of a parameter", "add_residual, scaled")
 
 
 @pytest.mark.parametrize("name", [name for name in ADDS if name not in (*WITH_FACTORS, "addmm")])
-def test_mean_has_the_gradients_of_the_mean(name, x):
-    assert_edited(name, x, "mean", lambda add, x, f, g: add(x, change_write(f, "mean").clone(), g))
+def test_mean_has_the_gradients_of_the_mean(name):
+    assert_edited(name, "mean", lambda add, x, f, g: add(x, change_write(f, "mean").clone(), g))
 
 
 @pytest.mark.parametrize("name", WITH_FACTORS)
-def test_mean_has_no_gradient_of_a_factor_of_the_add(name, x):
+def test_mean_has_no_gradient_of_a_factor_of_the_add(name):
     model = make_steps(lambda m, x: m.last(ADDS[name](x, m.gates[0](m.norms[0](x)), m.gammas[0])))
-    (site,) = addnorm.inspect(model, x).sites
+    (site,) = addnorm.inspect(model, X).sites
     with addnorm.ablate(site, "mean"):
-        y = model(x)
+        y = model(X)
         with pytest.raises(RuntimeError, match="expected 'zero' for a gradient of the factor"):
             y.sum().backward()
 
 
-def test_mean_of_two_forwards_before_one_backward(x):
+def test_mean_of_two_forwards_before_one_backward():
     model = make_steps(lambda m, x: m.last(x + m.gates[0](m.norms[0](x))))
-    (site,) = addnorm.inspect(model, x).sites
-    longer = torch.cat([x, 2.0 * x], 1)
+    (site,) = addnorm.inspect(model, X).sites
+    longer = torch.cat([X, 2.0 * X], 1)
     with addnorm.ablate(site, "mean"):
-        alone = [run_backward(model, one)[1:] for one in (x, longer)]
+        alone = [run_backward(model, one)[1:] for one in (X, longer)]
         model.zero_grad()
-        outputs = [model(one) for one in (x, longer)]
+        outputs = [model(one) for one in (X, longer)]
         sum((y * noise(*y.shape, seed=3)).sum() for y in outputs).backward()
     for p, *parts in zip(model.parameters(), *alone, strict=True):
         torch.testing.assert_close(torch.zeros_like(p) if p.grad is None else p.grad, sum(parts))
 
 
-def test_mean_of_a_transposed_write_in_place(x):
+def test_mean_of_a_transposed_write_in_place():
     def add(x, f, takes_mean=False):
         f = f.transpose(0, 1).contiguous().transpose(0, 1)
         return (change_write(f, "mean").clone() if takes_mean else f).add_(x)
 
     model = make_steps(lambda m, x: m.last(add(x, m.gates[0](m.norms[0](x)))))
-    (site,) = addnorm.inspect(model, x).sites
+    (site,) = addnorm.inspect(model, X).sites
     with addnorm.ablate(site, "mean"):
         with pytest.raises(RuntimeError, match="into a part or a view of a tensor"):
-            model(x)
+            model(X)
         with torch.no_grad():
-            torch.testing.assert_close(model(x), model.last(add(x, model.gates[0](model.norms[0](x)), True)))
+            torch.testing.assert_close(model(X), model.last(add(X, model.gates[0](model.norms[0](X)), True)))
 
 
-def test_lerp_with_learned_weight(x):
+def test_lerp_with_learned_weight():
     """The gradient of the weight depends on the write, which autograd saves as it was: only outputs can be edited."""
     model = make_steps(lambda m, x: m.last(torch.lerp(x, m.gates[0](m.norms[0](x)), m.gammas[0])))
-    (site,) = addnorm.inspect(model, x).sites
+    (site,) = addnorm.inspect(model, X).sites
     with addnorm.scale_write(site, 0.5):
         with pytest.raises(RuntimeError, match="written by lerp"):
-            model(x)
+            model(X)
         with torch.no_grad():
-            y = model(x)
-            g, f = model.gammas[0], model.gates[0](model.norms[0](x))
-            torch.testing.assert_close(y, model.last((1 - g) * x + 0.5 * g * f))
+            y = model(X)
+            g, f = model.gammas[0], model.gates[0](model.norms[0](X))
+            torch.testing.assert_close(y, model.last((1 - g) * X + 0.5 * g * f))
 
 
 class Checkpointed(Model):
@@ -179,60 +172,60 @@ class Checkpointed(Model):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("scale", [0.0, 0.5])
-def test_under_checkpoints(reentrant, scale, x):
+def test_under_checkpoints(reentrant, scale):
     model = Checkpointed()
     model.reentrant = reentrant
-    assert_scaled(model, 1, scale, x.requires_grad_())
+    assert_scaled(model, 1, scale, X.clone().requires_grad_())
 
 
-def test_auxiliary_loss_keeps_its_gradient(x):
+def test_auxiliary_loss_keeps_its_gradient():
     """Scale only the gradient of the stream, not that of another loss of the write."""
     model = Model()
-    site = addnorm.inspect(model, x).sites[3]
+    site = addnorm.inspect(model, X).sites[3]
     kept = []
     model.f[3].register_forward_hook(lambda m, a, y: kept.append(y))
     with addnorm.ablate(site):
-        (model(x).sum() * 0 + kept[-1].square().sum()).backward()
+        (model(X).sum() * 0 + kept[-1].square().sum()).backward()
     grad = model.f[3][0].weight.grad.clone()
     model.zero_grad()
-    model(x)
+    model(X)
     kept[-1].square().sum().backward()
     assert torch.allclose(grad, model.f[3][0].weight.grad)
 
 
-def test_added_parameter_has_no_hook_afterwards(x):
+def test_added_parameter_has_no_hook_afterwards():
     def run(m, x):
         y = run_layers(m, x) + m.where
         return m.last(y + m.branch(4, y))
 
     model = make_steps(run)
     model.where = nn.Parameter(torch.randn(5, D).expand(2, 5, D).clone())
-    site = next(s for s in addnorm.inspect(model, x).sites if s.role == "injection")
+    site = next(s for s in addnorm.inspect(model, X).sites if s.role == "injection")
     with addnorm.scale_write(site, 0.5):
-        model(x).sum().backward()
+        model(X).sum().backward()
     assert not model.where._backward_hooks
 
 
-def test_interrupted_forward_leaves_no_hooks(x):
+def test_interrupted_forward_leaves_no_hooks():
     """Clean up after a KeyboardInterrupt, after which torch calls no hook."""
     model = Model().eval()
-    site = addnorm.inspect(model, x).sites[0]
-    before = model(x)
+    site = addnorm.inspect(model, X).sites[0]
+    before = model(X)
 
     def stop(*_):
         raise KeyboardInterrupt
 
     handle = model.f[1].register_forward_hook(stop)
     with pytest.raises(KeyboardInterrupt), addnorm.ablate(site):
-        model(x)
+        model(X)
     assert not _get_current_dispatch_mode_stack()
     assert not nn.modules.module._global_forward_hooks
     with addnorm.ablate(site):
         with pytest.raises(KeyboardInterrupt):
-            model(x)
+            model(X)
         handle.remove()
-        assert torch.allclose(model(x), run_scaled(model, 0, 0.0, x), atol=1e-6)  # the next forward is ablated again
-    assert torch.equal(model(x), before)
+        assert torch.allclose(model(X), run_scaled(model, 0, 0.0), atol=1e-6)  # the next forward is ablated again
+    assert torch.equal(model(X), before)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +236,8 @@ def test_interrupted_forward_leaves_no_hooks(x):
         (addnorm.scale_write, None, "half", "s is 'half'"),
     ],
 )
-def test_wrong_arguments(x, tool, site, value, message):
-    site = site or addnorm.inspect(Model(), x).sites[0]
+def test_wrong_arguments(tool, site, value, message):
+    site = site or addnorm.inspect(Model(), X).sites[0]
     with pytest.raises((TypeError, ValueError), match=message), tool(site, value):
         pass
 
@@ -253,17 +246,17 @@ def test_wrong_arguments(x, tool, site, value, message):
     lambda m, k, x: 2 * x if k == 1 else x + m.branch(k, x),
     lambda m, k, x: x + m.branch(k, x) * (torch.rand(x.shape[0], 1, 1) + 0.9).floor(),  # the same adds at other addresses
 ], ids=["no add", "other adds"])  # fmt: skip
-def test_forward_that_misses_the_site(x, train):
+def test_forward_that_misses_the_site(train):
     model = make_steps(repeat(lambda m, k, x: train(m, k, x) if m.training else x + m.branch(k, x)))
-    site = addnorm.inspect(model, x).sites[1]
+    site = addnorm.inspect(model, X).sites[1]
     with pytest.raises(RuntimeError, match=r"did not reach site 'mlps\.1'"), addnorm.ablate(site):
-        model.train()(x)
+        model.train()(X)
     with addnorm.ablate(site):
-        model.eval()(x)
+        model.eval()(X)
 
 
-def test_deleted_model(x, frozen_heap):
-    site = addnorm.inspect(Model(), x).sites[0]
+def test_deleted_model(frozen_heap):
+    site = addnorm.inspect(Model(), X).sites[0]
     gc.collect()
     with pytest.raises(RuntimeError, match="was deleted"), addnorm.ablate(site):
         pass
@@ -285,12 +278,12 @@ TRANSFORMS = {
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, in forward mode
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_transforms_are_refused(model, x, transform):
+def test_transforms_are_refused(model, transform):
     """Autograd's node of an operator is not reached there."""
-    site = addnorm.inspect(model, x).sites[1]
-    expected = run_scaled(model, 1, 0.5, x)
+    site = addnorm.inspect(model, X).sites[1]
+    expected = run_scaled(model, 1, 0.5)
     with addnorm.scale_write(site, 0.5):
         with pytest.raises(RuntimeError, match=r"runs inside torch\.func or forward-mode AD, expected neither"):
-            transform(model, x)
-        torch.testing.assert_close(model(x), expected)
-    transform(model, x)
+            transform(model, X)
+        torch.testing.assert_close(model(X), expected)
+    transform(model, X)

@@ -12,23 +12,24 @@ from addnorm.stream.find.equation_errors import check_repeated
 from addnorm.stream.outputs import find_loss
 from support.scaled_model import D, Model, run_scaled
 from support.stacks import torch_encoder
+from support.stream_steps import X
 
 
 @pytest.fixture
-def inspected(x):
+def inspected():
     model = Model().eval()
-    return addnorm.inspect(model, x), model
+    return addnorm.inspect(model, X), model
 
 
-def test_effects_equal_those_without_the_write(inspected, x):
+def test_effects_equal_those_without_the_write(inspected):
     inspection, model = inspected
-    each = addnorm.ablate_each(inspection, x, loss=lambda y: y.square().mean())
-    assert [effect.loss for effect in addnorm.ablate_each(inspection, x)] == [None] * 4
+    each = addnorm.ablate_each(inspection, X, loss=lambda y: y.square().mean())
+    assert [effect.loss for effect in addnorm.ablate_each(inspection, X)] == [None] * 4
     with torch.no_grad():
-        whole = model(x)
+        whole = model(X)
         p = F.log_softmax(whole.double(), -1)
         for k, ablation in enumerate(each):
-            y = run_scaled(model, k, 0.0, x)
+            y = run_scaled(model, k, 0.0)
             loss = float(y.square().mean())
             assert ablation.loss == pytest.approx(loss, rel=1e-5)
             assert ablation.loss_change == pytest.approx(loss - float(whole.square().mean()), abs=1e-6)
@@ -36,19 +37,19 @@ def test_effects_equal_those_without_the_write(inspected, x):
             assert ablation.kl == pytest.approx(float(kl), rel=1e-5)
 
 
-def test_runs_use_the_same_dropout(x):
+def test_runs_use_the_same_dropout():
     model = torch_encoder(dropout=0.5).train()
-    inspection = addnorm.inspect(model, x)
+    inspection = addnorm.inspect(model, X)
     changes = []
     for _ in range(2):
         torch.manual_seed(5)
-        (effect,) = addnorm.ablate_each(inspection, x, sites=inspection.sites[:1])
+        (effect,) = addnorm.ablate_each(inspection, X, sites=inspection.sites[:1])
         changes.append(effect.output_change)
     assert changes[0] == changes[1]
 
 
-def test_output_may_differ_by_round_off_when_called_again(x):
-    y = x.bfloat16()
+def test_output_may_differ_by_round_off_when_called_again():
+    y = X.bfloat16()
     check_repeated(y * (1 + 2.0**-7), y)  # as a sum in another order, rounded to 8 bits
     with pytest.raises(RuntimeError, match=r"returns another output when it is called again .*shape"):
         check_repeated(torch.cat([y, y]), y)
@@ -69,28 +70,28 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_loss_of_the_output(x, form):
+def test_loss_of_the_output(form):
     class Lossy(Model):
         def forward(self, x):
             y = super().forward(x).masked_fill(torch.arange(D) == 3, -float("inf"))  # a class of probability 0
             return FORMS[form](y[..., :3].square().mean(), y)
 
     model = Lossy().eval()
-    effects = addnorm.ablate_each(addnorm.inspect(model, x), x)
+    effects = addnorm.ablate_each(addnorm.inspect(model, X), X)
     assert len(effects) == 4
     for ablation in effects:
         with torch.no_grad():
-            whole = find_loss(model(x))
+            whole = find_loss(model(X))
             with addnorm.ablate(ablation.site):
-                change = float(find_loss(model(x)) - whole)
+                change = float(find_loss(model(X)) - whole)
         assert ablation.loss_change == pytest.approx(change, abs=1e-6) != 0.0
         assert 0.0 < ablation.output_change < float("inf")
         assert ablation.kl is None if form == "number" else 0.0 < ablation.kl < float("inf")
 
 
-def test_refuses_a_model_in_place_of_its_inspection(x):
+def test_refuses_a_model_in_place_of_its_inspection():
     with pytest.raises(TypeError, match=r"inspection is Model, expected the result of addnorm\.inspect"):
-        addnorm.ablate_each(Model(), x)
+        addnorm.ablate_each(Model(), X)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +102,16 @@ def test_refuses_a_model_in_place_of_its_inspection(x):
         (lambda y: None, "loss returned NoneType, expected a number"),
     ],
 )
-def test_refuses_a_loss_without_a_number(inspected, x, loss, says):
+def test_refuses_a_loss_without_a_number(inspected, loss, says):
     inspection, _ = inspected
     with pytest.raises(TypeError, match=says):
-        addnorm.ablate_each(inspection, x, loss=loss)
+        addnorm.ablate_each(inspection, X, loss=loss)
 
 
-def test_progress_bar(inspected, x):
+def test_progress_bar(inspected):
     inspection, _ = inspected
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    addnorm.ablate_each(inspection, x, progress=console)
+    addnorm.ablate_each(inspection, X, progress=console)
     assert "ablate Model" in console.file.getvalue()
 
 

@@ -8,6 +8,7 @@ import pytest
 import addnorm
 from support.instrumented_model import record
 from support.scaled_model import Model
+from support.stream_steps import X
 
 RESULTS = {
     "inspection": addnorm.inspect,
@@ -21,15 +22,15 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_result_with_a_run_is_not_copied(name, x):
-    result = RESULTS[name](Model(), x)
+def test_result_with_a_run_is_not_copied(name):
+    result = RESULTS[name](Model(), X)
     for make in (copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"the run of a model cannot be copied or pickled: keep its to_dict\(\)"):
             make(result)
 
 
-def test_recording_is_pickled(x):
-    recording = record(Model(), x)
+def test_recording_is_pickled():
+    recording = record(Model(), X)
     again = pickle.loads(pickle.dumps(recording))
     assert str(again) == str(recording)
     assert again.to_dict() == recording.to_dict()

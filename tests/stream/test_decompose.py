@@ -16,9 +16,7 @@ WIRINGS = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def x():
-    return noise(2, 7, D)
+X = noise(2, 7, D)
 
 
 def encoder(wiring, **options):
@@ -27,15 +25,15 @@ def encoder(wiring, **options):
 
 @pytest.mark.parametrize("wiring", WIRINGS)
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_components_and_shares_add_up(wiring, norm, x):
+def test_components_and_shares_add_up(wiring, norm):
     model = encoder(wiring, norm=norm)
-    parts = addnorm.decompose(model, x)
+    parts = addnorm.decompose(model, X)
     for depth in range(parts.depth + 1):
         total = torch.stack([*parts.components(depth).values()]).sum(0)
         assert (total - parts.state(depth)).norm() <= 1e-5 * parts.state(depth).norm()
     total = torch.stack([*parts.shares().values()]).sum(0)
     assert torch.allclose(total, torch.ones(2, 7, dtype=torch.float64))
-    assert addnorm.decompose(model, x, float64=True).closure <= 1e-10
+    assert addnorm.decompose(model, X, float64=True).closure <= 1e-10
 
 
 def head(y):
@@ -49,51 +47,51 @@ def transformer():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x: addnorm.decompose(encoder("pre_ln"), x).lens(), TypeError, "norm"),
+        (lambda: addnorm.decompose(encoder("pre_ln"), X).lens(), TypeError, "norm"),
         (
-            lambda x: addnorm.decompose(encoder("pre_ln"), x).lens(norm="cached"),
+            lambda: addnorm.decompose(encoder("pre_ln"), X).lens(norm="cached"),
             ValueError,
             "'recompute' .* or 'frozen'",
         ),
-        (lambda x: addnorm.decompose(encoder("pre_ln"), x).components(7), IndexError, "expected a number from 0"),
-        (lambda x: addnorm.decompose(nn.Linear(D, D), x), ValueError, "no residual stream to decompose"),
-        (lambda x: addnorm.decompose(lambda x: x, 1), TypeError, r"expected a torch\.nn\.Module"),
+        (lambda: addnorm.decompose(encoder("pre_ln"), X).components(7), IndexError, "expected a number from 0"),
+        (lambda: addnorm.decompose(nn.Linear(D, D), X), ValueError, "no residual stream to decompose"),
+        (lambda: addnorm.decompose(lambda x: x, 1), TypeError, r"expected a torch\.nn\.Module"),
         (
-            lambda x: addnorm.decompose(transformer(), x, x),
+            lambda: addnorm.decompose(transformer(), X, X),
             ValueError,
             "stream is None, expected one of 'encoder', 'decoder'",
         ),
     ],
 )
-def test_wrong_arguments(x, call, error, message):
+def test_wrong_arguments(call, error, message):
     with pytest.raises(error, match=message):
-        call(x)
+        call()
 
 
-def test_stream_of_several(x):
-    parts = addnorm.decompose(transformer(), x, x, stream="decoder")
+def test_stream_of_several():
+    parts = addnorm.decompose(transformer(), X, X, stream="decoder")
     assert (parts.depth, parts.closure <= 1e-5) == (6, True)
 
 
-def test_last_depth_is_the_output(x):
+def test_last_depth_is_the_output():
     model = encoder("pre_ln")
-    outputs = addnorm.decompose(model, x).lens(head, norm="frozen")
+    outputs = addnorm.decompose(model, X).lens(head, norm="frozen")
     assert len(outputs) == 7
-    assert torch.allclose(outputs[-1], head(model(x)), atol=1e-5)
+    assert torch.allclose(outputs[-1], head(model(X)), atol=1e-5)
 
 
-def test_recompute_normalizes_each_depth(x):
+def test_recompute_normalizes_each_depth():
     model = encoder("pre_ln")
-    parts = addnorm.decompose(model, x)
+    parts = addnorm.decompose(model, X)
     final = parts.stream.final_norm
     assert final is not None
     for state, y in zip([parts.state(k) for k in range(7)], parts.lens(norm="recompute"), strict=True):
         assert torch.allclose(y, final(state).float(), atol=1e-5)
 
 
-def test_frozen_is_linear(x):
+def test_frozen_is_linear():
     """Compare the difference of two depths with the contributions of the writes between them."""
-    parts = addnorm.decompose(encoder("pre_ln"), x, float64=True)
+    parts = addnorm.decompose(encoder("pre_ln"), X, float64=True)
     final, lens = parts.stream.final_norm, parts.lens(norm="frozen")
     assert final is not None
     denominator = final.denominator(parts.state())
@@ -107,14 +105,14 @@ def test_flattened_tokens():
     assert addnorm.decompose(model, *args, **kwargs).closure < 1e-5
 
 
-def test_adds_in_float64_are_cast_back(x):
+def test_adds_in_float64_are_cast_back():
     model = make_steps(repeat(lambda m, k, x: (x.double() + torch.tanh(m.branch(k, x)).double()).float(), count=2))
-    parts = addnorm.decompose(model, x)
+    parts = addnorm.decompose(model, X)
     assert 1e-10 < parts.closure < 1e-6  # the casts round
     components = parts.components(1)
-    torch.testing.assert_close(components["x_0"], x.double())
+    torch.testing.assert_close(components["x_0"], X.double())
     (write,) = (part for name, part in components.items() if name != "x_0")
-    torch.testing.assert_close(write, torch.tanh(model.branch(0, x)).double())
+    torch.testing.assert_close(write, torch.tanh(model.branch(0, X)).double())
 
 
 class Multiplied(nn.Module):

@@ -10,17 +10,13 @@ from support.families import noise
 from support.instrumented_model import record, step
 from support.stacks import torch_encoder
 
+X = noise(3, 5, 16)
 SITES = ["layers.0.self_attn", "layers.0", "layers.1.self_attn", "layers.1"]
 
 
 @pytest.fixture(scope="module")
 def model():
     return torch_encoder(dropout=0.0).train()
-
-
-@pytest.fixture(scope="module")
-def x():
-    return noise(3, 5, 16)
 
 
 @pytest.fixture
@@ -36,8 +32,8 @@ def printed(capsys, monkeypatch):
     return run
 
 
-def test_print_recording_shows_header_and_rows(model, x, printed):
-    rec = step(model, x)
+def test_print_recording_shows_header_and_rows(model, printed):
+    rec = step(model, X)
     lines = printed(rec)
     assert lines[0] == "Recording of TransformerEncoder: 4 sublayers, step 0, with gradients"
     assert lines[1:3] == ["model: TransformerEncoder", "inputs: argument 1 (3, 5, 16) float32"]
@@ -49,8 +45,8 @@ def test_print_recording_shows_header_and_rows(model, x, printed):
     assert {site: float(row[4]) for site, row in rows.items()} == pytest.approx(ratios, rel=6e-3)
 
 
-def test_print_recording_of_one_token_without_loss(model, x, printed):
-    rec = record(model, x[:1, :1])
+def test_print_recording_of_one_token_without_loss(model, printed):
+    rec = record(model, X[:1, :1])
     text = " ".join(printed(rec))
     assert "loss: none, forward only" in text
     assert "nan" not in text
@@ -59,20 +55,20 @@ def test_print_recording_of_one_token_without_loss(model, x, printed):
     assert "loss: cross entropy" in printed(rec)
 
 
-def test_print_ablations_shows_rows(model, x, printed):
-    inspection = addnorm.inspect(model, x)
-    ablations = addnorm.ablate_each(inspection, x, loss=lambda y: y.square().mean())
+def test_print_ablations_shows_rows(model, printed):
+    inspection = addnorm.inspect(model, X)
+    ablations = addnorm.ablate_each(inspection, X, loss=lambda y: y.square().mean())
     head, *rows = map(str.split, printed(ablations))
     assert head == ["site", "sublayer", "loss", "change", "KL", "output", "change"]
     assert [row[0] for row in rows] == SITES
     assert [float(row[-1]) for row in rows] == pytest.approx([a.output_change for a in ablations], rel=1e-3)
-    head, *rows = map(str.split, printed(addnorm.ablate_each(inspection, x)))
+    head, *rows = map(str.split, printed(addnorm.ablate_each(inspection, X)))
     assert head == ["site", "sublayer", "KL", "output", "change"]
     assert {len(row) for row in rows} == {4}
 
 
-def test_print_decomposition_shows_shares(model, x, printed):
-    parts = addnorm.decompose(model.eval(), x)
+def test_print_decomposition_shows_shares(model, printed):
+    parts = addnorm.decompose(model.eval(), X)
     title, head, *rows = printed(parts)
     assert title.startswith("Decomposition of stream: 6 sources, 4 adds, closure ")
     assert head.split() == ["source", "share"]
@@ -81,10 +77,10 @@ def test_print_decomposition_shows_shares(model, x, printed):
     }
 
 
-def test_print_names_x_0_and_the_norm_of_the_embedding_once(model, x, printed):
+def test_print_names_x_0_and_the_norm_of_the_embedding_once(model, printed):
     normed = torch.nn.Sequential(torch.nn.LayerNorm(16), model)
-    rec = record(normed, x)
-    inspection = addnorm.inspect(normed, x)
+    rec = record(normed, X)
+    inspection = addnorm.inspect(normed, X)
     assert "with a norm of the embedding" in inspection.streams[0].remarks
     lines = printed(inspection)
     assert "  embedding norm: LayerNorm 1e-5, 0" in lines

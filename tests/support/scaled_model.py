@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import addnorm
-from support.stream_steps import noise
+from support.stream_steps import X, noise
 
 D = 16
 
@@ -45,10 +45,10 @@ class Model(nn.Module):
         return x
 
 
-def run_scaled(model, k, scale, x):
-    """Return the output with one write scaled by this factor."""
+def run_scaled(model, k, scale):
+    """Return the output for X with one write scaled by this factor."""
     model.scales[k] = scale
     try:
-        return model(x)
+        return model(X)
     finally:
         model.scales[k] = 1.0
