@@ -15,6 +15,7 @@ from support.stream_steps import D, X, make_mlp
 
 LAYERS = 4
 WITHOUT_BACKOUT = addnorm.wirings.x0_residual(backout=0.0)
+WIRINGS = {False: WITHOUT_BACKOUT, True: addnorm.wirings.x0_residual(backout=0.2)}
 
 
 def reinject(fault="", size=(), backout=False, layers=LAYERS, sublayers=2, order="btd"):
@@ -81,13 +82,11 @@ IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize("backout", [False, True])
 def test_inspect_names_a_mix_that_is_computed_once(backout, layers):
     model = reinject(backout=backout, layers=layers)
-    wiring = addnorm.wirings.x0_residual(backout=0.2 if backout else 0.0)
     found = addnorm.inspect(model, IDS)
     assert found.closes
-    assert (found.wiring, dict(found.program.wiring.options)) == ("x0_residual", dict(wiring.options))
-    assert addnorm.verify(model, IDS, wiring=wiring)
-    other = addnorm.wirings.x0_residual(backout=0.0 if backout else 0.2)
-    assert not addnorm.verify(model, IDS, wiring=other) or (layers == 2 and not backout)
+    assert found.program.wiring == WIRINGS[backout]
+    assert addnorm.verify(model, IDS, wiring=WIRINGS[backout])
+    assert not addnorm.verify(model, IDS, wiring=WIRINGS[not backout]) or (layers == 2 and not backout)
 
 
 @pytest.mark.parametrize("layers", [2, 3])
@@ -99,12 +98,11 @@ def test_verify_agrees_with_one_sublayer_in_each_layer(layers):
 
 @pytest.mark.parametrize(("order", "backout"), [("tbd", False), ("tbd", True), ("bdt", False)])
 def test_order_of_the_dimensions_does_not_change_the_wiring(order, backout):
-    model = reinject(backout=backout, order=order)
-    wiring, mask = addnorm.wirings.x0_residual(backout=0.2 if backout else 0.0), torch.rand(2, 5) < 0.6
-    found = addnorm.inspect(model, IDS)
-    assert (found.wiring, dict(found.program.wiring.options)) == ("x0_residual", dict(wiring.options))
-    assert found.program.expansion < 1e-5
-    assert addnorm.verify(model, IDS, wiring=wiring)
+    model, mask = reinject(backout=backout, order=order), torch.rand(2, 5) < 0.6
+    program = addnorm.inspect(model, IDS).program
+    assert program.wiring == WIRINGS[backout]
+    assert program.expansion < 1e-5
+    assert addnorm.verify(model, IDS, wiring=program.wiring)
     plain = copy.deepcopy(model)
     plain.order = "btd"
     assert addnorm.verify(model, IDS, like=plain)
@@ -140,7 +138,7 @@ def test_mix_beside_another_stack_has_no_name():
 @pytest.mark.parametrize("layers", [2, 3])
 def test_inspect_names_x0_residual_without_backout(layers):
     model = encoder(WITHOUT_BACKOUT, layers)
-    assert dict(addnorm.inspect(model, X).program.wiring.options) == dict(WITHOUT_BACKOUT.options)
+    assert addnorm.inspect(model, X).program.wiring == WITHOUT_BACKOUT
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,8 @@ from support.instrumented_model import (
     TOKENS,
     D,
     Model,
-    backward,
     column,
-    parameter_gradients,
     record,
-    step,
     token_ids,
 )
 from support.random_models.graphs import Graph
@@ -27,20 +24,17 @@ from support.stream_steps import X, make_steps
 
 
 @pytest.mark.parametrize("post", [False, True], ids=["pre-LN", "post-LN"])
-def test_norms_parameters_and_metadata(post):
+def test_norms_and_metadata(post):
     ids, normed = token_ids(), []
     model = Model(post)
-    rec = step(model, ids)
-    model.zero_grad()
+    rec = record(model, ids)
     for block in model.blocks:
         for norm in (block.norm1, block.norm2):
             norm.register_forward_pre_hook(lambda module, args: normed.append(args[0].detach().double()))
-    backward(model, ids)
+    model(ids)
     norm = "norm_out" if post else "norm_in"
-    rstds = [(z.var(-1, correction=0) + 1e-5).rsqrt() for z in normed]
-    assert column(rec, norm, "rstd") == pytest.approx([float(r.mean()) for r in rstds], rel=1e-4)
-    assert column(rec, "scale", "sigma_max") == pytest.approx([float(1 / r.min()) for r in rstds], rel=1e-4)
-    assert column(rec, "params", "grad_l2") == pytest.approx(parameter_gradients(model), rel=1e-4)
+    rstds = [float((z.var(-1, correction=0) + 1e-5).rsqrt().mean()) for z in normed]
+    assert column(rec, norm, "rstd") == pytest.approx(rstds, rel=1e-4)
     (name, metadata), *others = rec.metadata["streams"].items()
     assert (name, others, rec.metadata["unknown"]) == ("stream", [], [])
     assert metadata["wiring"] == ("post_ln" if post else "pre_ln")
