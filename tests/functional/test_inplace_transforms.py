@@ -12,9 +12,9 @@ from torch.func import grad, jvp, vmap
 from torch.utils._pytree import tree_map_only
 
 import addnorm
-from support.cases import FUNCTIONS, bf16, f32, f64, make
+from support.cases import FUNCTIONS, OWN_DTYPES, bf16, f32, f64, make
 from support.equality import assert_same
-from support.inplace_calls import IN_PLACE, OWN_DTYPES, in_place, into, nan, same
+from support.inplace_calls import IN_PLACE, in_place, into, nan, same
 from support.pairwise import rotate, some
 
 x, b = torch.randn(4, 8), torch.randn(4, 8)

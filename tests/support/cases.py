@@ -4,7 +4,7 @@ A `Call` is one call of the library as data: its differentiable tensors by argum
 and output gradients are random, never only ones or zeros.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -106,6 +106,8 @@ OPTIONS = {
     "everything, the add alone": Variant("none", options=EVERYTHING),
 }
 VARIANTS = BASIC | OPTIONS
+STATED_DTYPES = ("residual_dtype", "out_dtype")
+OWN_DTYPES = {name: variant for name, variant in VARIANTS.items() if variant.options.keys().isdisjoint(STATED_DTYPES)}
 
 
 @dataclass(repr=False)
@@ -152,7 +154,12 @@ class Call:
             name: (t[index] if name in ("residual", "branch") or (name == "row_scale" and t.shape[0] == rows) else t)
             for name, t in self.tensors.items()
         }
-        return Call(self.norm, self.eps, cut, self.options)
+        return replace(self, tensors=cut)
+
+    def without_dtypes(self):
+        """Return the same call without the options that state dtypes."""
+        options = {name: value for name, value in self.options.items() if name not in STATED_DTYPES}
+        return replace(self, options=options)
 
 
 def random(shape, dtype, generator, mean=0.0):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import addnorm
-from support.cases import DTYPES, Call, make
+from support.cases import DTYPES, make
 
 WIDTH = 12
 
@@ -34,8 +34,7 @@ class Calls(nn.Module):
             tensors = {key: self.values[f"{number} {key}"] for key in call.tensors if f"{number} {key}" in self.values}
             for key, shape in rows.items():
                 tensors[key] = residual[..., 0] if shape == "(*)" else residual[:, :1, 0]
-            one = Call(call.norm, call.eps, {"residual": residual, "branch": branch, **tensors}, call.options)
-            results[name] = one()
+            results[name] = replace(call, tensors={"residual": residual, "branch": branch, **tensors})()
         return results
 
     def inputs(self, *sizes, seed=0):

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
-from support.cases import VARIANTS, cotangents, make
+from support.cases import OWN_DTYPES, cotangents, make
 
 SHAPE = (4, 6, 8)
 ODD = (3, 5, 7)  # shards of different sizes, some of them empty, whose elements begin inside a block of the mask
@@ -89,9 +89,7 @@ def partial_of(t, mesh, *placements):
 
 
 # Variants whose results are float64.
-FLOAT64 = {
-    label: variant for label, variant in VARIANTS.items() if not {"residual_dtype", "out_dtype"} & set(variant.options)
-}
+FLOAT64 = OWN_DTYPES
 # Some of them, which have every option and every pattern of missing arguments.
 SOME = {
     label: variant

@@ -4,6 +4,7 @@ The changes are: gradients or none, the number of threads, memory layouts, some 
 """
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -150,9 +151,8 @@ def _in_place(case, first, call=None):
     call = call or case.call
     if call.residual_dtype != call.tensors["residual"].dtype or call.out_dtype != call.tensors["branch"].dtype:
         return {}
-    options = {name: value for name, value in call.options.items() if name not in ("residual_dtype", "out_dtype")}
     with torch.no_grad():
-        return in_place(Call(call.norm, call.eps, call.tensors, options))
+        return in_place(call.without_dtypes())
 
 
 def _out(case, first):
@@ -163,12 +163,11 @@ def _out(case, first):
     for name, source in zip(names, case.rng.sample(["residual", "branch", None, None], 2), strict=False):
         if source is not None and out[name].dtype == tensors[source].dtype:
             out[name] = tensors[source]
-    options = dict(call.options)
     if case.rng.random() < 0.5:
-        options = {name: value for name, value in options.items() if name not in ("residual_dtype", "out_dtype")}
+        call = call.without_dtypes()
     targets = tuple(out.values())
     with torch.no_grad():
-        result = into(Call(call.norm, call.eps, tensors, options), targets if len(targets) > 1 else targets[0])
+        result = into(replace(call, tensors=tensors), targets if len(targets) > 1 else targets[0])
     result = result if isinstance(result, tuple) else (result,)
     return {name: t if t is out[name] else t.new_empty(0) for name, t in zip(names, result, strict=True)}
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Case:
 
     def __str__(self):
         numbers = {name: f"tensor({t.item()})" for name, t in self.call.options.items() if isinstance(t, Tensor)}
-        call = Call(self.call.norm, self.call.eps, self.call.tensors, self.call.options | numbers)
+        call = replace(self.call, options=self.call.options | numbers)
         return f"{call!r}, wants {self.wants}, used {tuple(self.grad_outputs)}"
 
 

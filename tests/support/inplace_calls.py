@@ -3,13 +3,9 @@
 import torch
 
 import addnorm
-from support.cases import FUNCTIONS, VARIANTS
+from support.cases import FUNCTIONS
 
 IN_PLACE = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_, "none": addnorm.add_residual_}
-# The variants that can run in place, where the dtypes are those of the tensors.
-OWN_DTYPES = [
-    name for name, variant in VARIANTS.items() if not variant.options.keys() & {"residual_dtype", "out_dtype"}
-]
 
 
 def in_place(call, tensors=None):

@@ -186,15 +186,13 @@ def use(call, grad_outputs, place):
         yield from call(tensors).items()
         names = [name for name in ("y", "z") if name in results]
         out = tuple(place(nan(results[name])) for name in names)
-        placed = Call(call.norm, call.eps, tensors, call.options)
-        into(placed, out if len(out) > 1 else out[0])
+        into(replace(call, tensors=tensors), out if len(out) > 1 else out[0])
         yield from zip(names, out, strict=True)
         if call.norm != "none":
             yield "y", call.y_alone(tensors)
-        options = {name: value for name, value in call.options.items() if name not in ("residual_dtype", "out_dtype")}
         if call.residual_dtype == tensors["residual"].dtype and call.out_dtype == tensors["branch"].dtype:
             tensors = {name: place(t) for name, t in tensors.items()}
-            yield from in_place(Call(call.norm, call.eps, call.tensors, options), tensors).items()
+            yield from in_place(call.without_dtypes(), tensors).items()
 
 
 def find_errors(call, has_bits):
