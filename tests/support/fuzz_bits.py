@@ -75,9 +75,11 @@ def find_differences(case, first):
             actual["y alone without gradients"] = {"y": call.y_alone()}
             actual["y alone with out="] = {"y": into(call, nan(first["y"]))}
     actual["another number of threads"] = on_other_threads(lambda: compute_results(case))
-    copies = {name: t.clone(memory_format=torch.contiguous_format) for name, t in call.tensors.items()}
-    grad_copies = {name: t.clone(memory_format=torch.contiguous_format) for name, t in case.grad_outputs.items()}
-    actual["contiguous copies"] = compute(call, copies, grad_copies, case.wants)
+    copies = [
+        {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+        for tensors in (call.tensors, case.grad_outputs)
+    ]
+    actual["contiguous copies"] = compute(call, *copies, case.wants)
     with torch.inference_mode():
         actual["in inference mode"] = {name: t.clone() for name, t in call().items()}
     return [f"{variant}: other bits of {names}" for variant, t in actual.items() if (names := list_differing(t, first))]

@@ -25,7 +25,7 @@ import addnorm
 from addnorm.ops import attend, cpu
 from addnorm.ops.streams.kinds import GATE_KINDS
 from support import accuracy, stream_calls
-from support.cases import BASIC, DTYPES, OPTIONS, Call, bf16, cotangents, f16, f32, f64, make
+from support.cases import BASIC, DTYPES, OPTIONS, Call, bf16, cotangents, f16, f32, f64, leaves, make
 from support.inplace_calls import in_place, into, nan
 from support.oracle import UNIT
 from support.stream_calls import MODES, StreamCall, make_call, make_cotangents, run
@@ -73,6 +73,7 @@ class ReadCall:
 
     tensors: dict[str, Tensor]
     normed_values: bool
+    leaves = StreamCall.leaves
 
     def __call__(self, tensors=None, compute=attend.AttendFunction.apply):
         """Return the reads by name, of `tensors` if they are given."""
@@ -89,11 +90,7 @@ class ReadCall:
         """
         cotangents = make_cotangents(self)
         ours, theirs, exact = (
-            run(
-                call,
-                {name: t.to(dtype or t.dtype).clone().requires_grad_() for name, t in self.tensors.items()},
-                cotangents,
-            )
+            run(call, self.leaves(dtype), cotangents)
             for call, dtype in (
                 (self, None),
                 (partial(self, compute=attend.reads_of), None),
@@ -198,7 +195,7 @@ def use(call, grad_outputs, place):
 def find_errors(call, has_bits):
     """Return one line for each error: first in the results, then in their bits elsewhere in memory."""
     grad_outputs = cotangents(call()) if isinstance(call, Call) else make_cotangents(call)
-    expected = run(call, {name: t.clone().requires_grad_() for name, t in call.tensors.items()}, grad_outputs)
+    expected = run(call, leaves(call), grad_outputs)
     lines = []
     try:
         if isinstance(call, Call):
