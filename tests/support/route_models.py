@@ -43,7 +43,13 @@ class Model(nn.Module):
 
 
 class Operation:
-    """A kind of model of the table."""
+    """A kind of model of the table.
+
+    Each has `make_body()`, the part of its model after the embedding; `plain(model, x)`, the output of the formula in plain PyTorch
+    with the model's parameters; `layers(model)`, the layers as users shard and checkpoint them; `sublayers(model)`, the modules
+    between the Add & Norms; and `shard(model, mesh, sequence=...)`, which applies tensor parallelism, and with `sequence` sequence
+    parallelism.
+    """
 
     title = ""
     is_fused = False  # by `addnorm.fuse`
@@ -61,25 +67,9 @@ class Operation:
         """Return the model for `plain`, whose calls need no fusing."""
         return self.build(dtype)
 
-    def make_body(self):
-        """Return the part after the embedding."""
-        raise NotImplementedError
-
     def inputs(self, dtype):
         """Return inputs, the same in each call."""
         return noise(BATCH, TOKENS, D, seed=8).to(dtype)
-
-    def plain(self, model, x):
-        """Return the output of the formula in plain PyTorch, with the model's parameters."""
-        raise NotImplementedError
-
-    def layers(self, model):
-        """Return the layers, as users shard and checkpoint them."""
-        raise NotImplementedError
-
-    def sublayers(self, model):
-        """Return the modules between the Add & Norms."""
-        raise NotImplementedError
 
     def reentrant_units(self, model):
         """Return modules that a reentrant checkpoint accepts: their inputs and outputs are tensors."""
@@ -98,19 +88,11 @@ class Operation:
         """Return the module that `torch.jit.trace` accepts."""
         return model
 
-    def split(self, model):
-        """Return the path of the layer at which a pipeline splits the model."""
-        paths = {module: name for name, module in model.named_modules()}
-        return paths[self.layers(model)[1]]
-
     def make_stage(self, model, half, rank):
         """Return a pipeline's stage, and prefixes of its parameters' names with those of the model."""
-        pipe = pipeline(model, mb_args=(half,), split_spec={self.split(model): SplitPoint.BEGINNING})
+        paths = {module: name for name, module in model.named_modules()}
+        pipe = pipeline(model, mb_args=(half,), split_spec={paths[self.layers(model)[1]]: SplitPoint.BEGINNING})
         return pipe.get_stage_module(rank), {}
-
-    def shard(self, model, mesh, *, sequence):
-        """Apply tensor parallelism, and with `sequence` sequence parallelism."""
-        raise NotImplementedError
 
 
 class AddNorm(Operation):
