@@ -14,10 +14,11 @@ import addnorm
 from addnorm.onnx import FORMS, OnnxMismatchError, check, export, translations
 from addnorm.onnx.check import check_version
 from support.cases import DTYPES, VARIANTS, Variant
-from support.deployed import Calls, dynamic, encoder
+from support.deployed import Calls, dynamic
 from support.fused_model import QUIET, PreNormModel, X
 from support.random_models.graphs import Graph
 from support.refusals import assert_raises
+from support.stacks import encoder
 
 # Imported by the tests that need it: every process of a run collects this file, and one runs it.
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")

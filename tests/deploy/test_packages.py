@@ -9,8 +9,9 @@ import torch
 import addnorm
 from addnorm.ops import cpu
 from support import SUPPORT
-from support.deployed import dynamic, encoder
+from support.deployed import dynamic
 from support.processes import run_python
+from support.stacks import encoder
 
 pytestmark = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
 TOLERANCE = 2e-6  # of values of about 3, through two layers

@@ -11,8 +11,9 @@ from addnorm.ops.schema import OVERLOADS, SCHEMAS
 from addnorm.ops.streams.kinds import GATE_KINDS
 from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 from support.cases import DTYPES, VARIANTS, make
-from support.deployed import Calls, dynamic, encoder, operators
+from support.deployed import Calls, dynamic, operators
 from support.fused_model import PreNormModel, X
+from support.stacks import encoder
 from support.stream_calls import make_call
 
 # In eps of the dtype, for values of about 4: a rounding, or the order of the sums of a row.

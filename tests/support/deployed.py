@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-import addnorm
 from support.cases import DTYPES, make
 
 WIDTH = 12
@@ -47,12 +46,6 @@ def dynamic(count):
     """Return the dynamic shapes of `count` inputs `(batch, tokens, width)`."""
     shape = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("tokens", max=64)}
     return (shape,) * count
-
-
-def encoder(wiring="pre_ln", **options):
-    """Return a small encoder in evaluation mode."""
-    torch.manual_seed(1)
-    return addnorm.nn.Encoder(2, 16, nhead=2, wiring=wiring, **options).eval()
 
 
 def operators(program):

@@ -16,6 +16,11 @@ def rms(u, eps):
     return u / (u.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
+def mix(weights, streams):
+    """Return the sum of streams with weights `(..., n)`."""
+    return sum(weights[..., j, None] * stream for j, stream in enumerate(streams))
+
+
 def static_hyper_connections(streams, sublayers, norms, final_norm, sites):
     """Hyper-connections, arXiv 2409.19606 eqs 1 and 2: h = A_m^T H, H' = B^T f(h) + A_r^T H; the output sums the streams.
 
@@ -55,10 +60,10 @@ def single_pass_mhc(streams, sublayers, norms, final_norm, sites, *, eps, hc_eps
         logits = of_rows * (rms(torch.cat(streams, dim=-1), eps) @ site.project.T) + site.bias
         b = 2 * torch.sigmoid(logits[..., n : 2 * n])
         a = sinkhorn(logits[..., 2 * n :].unflatten(-1, (n, n)), iterations, hc_eps)
-        write = f(norm(sum(c[..., j, None] * streams[j] for j in range(n))))
-        streams = [b[..., k, None] * write + sum(a[..., k, j, None] * streams[j] for j in range(n)) for k in range(n)]
+        write = f(norm(mix(c, streams)))
+        streams = [b[..., k, None] * write + mix(a[..., k, :], streams) for k in range(n)]
         c = torch.sigmoid(logits[..., :n]) + hc_eps
-    return final_norm(sum(c[..., j, None] * streams[j] for j in range(n)))
+    return final_norm(mix(c, streams))
 
 
 def attend_over_depth(sources, query, key_weight, eps):
@@ -114,7 +119,7 @@ def muddformer(x, blocks, final_norm, reads, *, eps):
         ways = a.shape[0]
         dynamic = F.gelu(rms(outputs[-1], eps) @ w1) @ w2
         weights = dynamic.unflatten(-1, (ways, len(outputs))) + a
-        mixed = [sum(weights[..., way, j, None] * output for j, output in enumerate(outputs)) for way in range(ways)]
+        mixed = [mix(weights[..., way, :], outputs) for way in range(ways)]
         if ways == 4:
             q, k, v, r = mixed
     return final_norm(mixed[0])
