@@ -42,7 +42,7 @@ def run(seed):
     return what, lines
 
 
-def run_many(first, cases, seconds, run=run):
+def run_many(first, cases, seconds):
     """Run cases in another process, a new one after each crash, until the time or the cases are used up; return how many fail."""
     context, begin, failed, pool = multiprocessing.get_context("spawn"), time.monotonic(), 0, None
     print(f"seeds from {first}", flush=True)

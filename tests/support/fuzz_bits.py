@@ -24,10 +24,6 @@ def is_same(a, b):
     return bool(((a.view(bits) == b.view(bits)) | (a.isnan() & b.isnan())).all())
 
 
-def list_differing(actual, expected):
-    return [name for name in actual if not is_same(actual[name], expected[name])]
-
-
 def compute(call, tensors, grad_outputs, wants):
     """Return the outputs of a call, and the gradients (as `d` and the argument's name) of the tensors in `wants`."""
     leaves = {name: t.detach().requires_grad_(name in wants) for name, t in tensors.items()}
@@ -40,10 +36,9 @@ def compute(call, tensors, grad_outputs, wants):
     return actual
 
 
-def compute_results(case, call=None):
-    """Return outputs and gradients of a case, or of a call in its place."""
-    call = call or case.call
-    return compute(call, call.tensors, case.grad_outputs, case.wants)
+def compute_results(case):
+    """Return outputs and gradients of a case."""
+    return compute(case.call, case.call.tensors, case.grad_outputs, case.wants)
 
 
 def on_other_threads(compute):
@@ -82,7 +77,12 @@ def find_differences(case, first):
     actual["contiguous copies"] = compute(call, *copies, case.wants)
     with torch.inference_mode():
         actual["in inference mode"] = {name: t.clone() for name, t in call().items()}
-    return [f"{variant}: other bits of {names}" for variant, t in actual.items() if (names := list_differing(t, first))]
+    return [
+        f"{variant}: other bits of {name}"
+        for variant, tensors in actual.items()
+        for name, t in tensors.items()
+        if not is_same(t, first[name])
+    ]
 
 
 def _without(case, first):

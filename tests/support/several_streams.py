@@ -150,19 +150,16 @@ class HandMhc(nn.Module):
                 return (c.unsqueeze(-2) @ self.stack(X)).squeeze(-2)
 
     def write(self, X, a, b, w):
-        match self.form:
-            case "stacked":
-                return torch.einsum("btkj,btjd->btkd", a, X) + b.unsqueeze(-1) * w.unsqueeze(-2)
-            case "first":
-                return torch.einsum("btkj,jbtd->kbtd", a, X) + torch.einsum("btk,btd->kbtd", b, w)
-            case "flat":
-                return (a @ self.stack(X) + b.unsqueeze(-1) * w.unsqueeze(-2)).flatten(-2)
-            case "batch":
-                new = a @ self.stack(X) + b.unsqueeze(-1) * w.unsqueeze(-2)
-                return new.movedim(-2, 1).flatten(0, 1)
-            case _:
-                mixed = (sum(a[..., k, j, None] * X[j] for j in range(self.n)) for k in range(self.n))
-                return tuple(m + b[..., k, None] * w for k, m in enumerate(mixed))
+        if self.form == "tuple":
+            mixed = (sum(a[..., k, j, None] * X[j] for j in range(self.n)) for k in range(self.n))
+            return tuple(m + b[..., k, None] * w for k, m in enumerate(mixed))
+        if self.form == "first":
+            return torch.einsum("btkj,jbtd->kbtd", a, X) + torch.einsum("btk,btd->kbtd", b, w)
+        write = b.unsqueeze(-1) * w.unsqueeze(-2)
+        if self.form == "stacked":
+            return torch.einsum("btkj,btjd->btkd", a, X) + write
+        new = a @ self.stack(X) + write
+        return new.flatten(-2) if self.form == "flat" else new.movedim(-2, 1).flatten(0, 1)
 
 
 def make_mhc(form="stacked", faults=""):
