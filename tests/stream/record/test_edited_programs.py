@@ -180,12 +180,12 @@ def test_branches_that_are_called_in_another_way(wrap):
 
 def test_everything_is_restored_after_an_error():
     model, x, site = build("mhc")
-    whole = step(model, x)
+    whole, wider = step(model, x), torch.cat([x, x[..., :1]], -1)
     with pytest.raises(ValueError, match="x has shape"), addnorm.ablate(site), addnorm.record(model):
-        model(torch.randn(2, 5, 17, dtype=torch.float64))
+        model(wider)
     with addnorm.ablate(site):
         with pytest.raises(ValueError, match="x has shape"), addnorm.record(model):
-            model(torch.randn(2, 5, 17, dtype=torch.float64))
+            model(wider)
         rec = step(model, x)
     assert column(rec, "write", "l2")[1] == 0.0
     assert not model._forward_hooks

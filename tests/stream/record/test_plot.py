@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from matplotlib.colors import to_hex, to_rgb
+
 from addnorm.stream.record import axes
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import ROLES
@@ -101,8 +103,6 @@ def test_two_quantities_share_the_depths(name):
 
 @pytest.mark.parametrize("name", BY_DEPTH)
 def test_two_recordings_differ_in_colour_dash_and_fill(name):
-    from matplotlib.colors import to_hex
-
     before, after = recorded(model="A"), recorded(4, model="B", value=lambda k: 300.0 + k)
     ax = getattr(before.plot, name)(label="before")
     count = len(panels(ax))
@@ -219,8 +219,6 @@ def test_axes_without_a_grid_and_cleared_axes(pyplot):
 
 
 def test_memory_map_leaves_cells_before_a_write_blank():
-    from matplotlib.colors import to_rgb
-
     ax = recorded(1).plot.memory_map()
     cells = ax.collections[0].get_array()
     assert cells.shape == (3, 3)  # source, depth
@@ -234,8 +232,6 @@ def test_memory_map_leaves_cells_before_a_write_blank():
 
 
 def test_memory_map_with_negative_shares_and_keywords():
-    from matplotlib.colors import to_rgb
-
     rec = recorded(15)
     ax = rec.plot.memory_map(cmap="viridis")
     assert ([*ax.texts], ax.collections[0].get_cmap().name) == ([], "viridis")
