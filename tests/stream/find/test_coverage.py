@@ -7,6 +7,7 @@ from torch.nn import functional as F
 import addnorm
 from addnorm import inspect
 from addnorm.stream.find.adds import PARTIAL
+from addnorm.stream.find.reasons import BESIDE
 from support import stream_steps as steps
 from support.stream_steps import D, inspect_steps, make_steps, noise, normalize, repeat, run_layers
 
@@ -139,6 +140,12 @@ def change_between(change):
     return repeat(step, end=normalize)
 
 
+def gated_by_the_sum(m, k, x):
+    """Gate a read by the sum before its norm."""
+    z = m.norms[k](x)
+    return z + m.mlps[k](z * m.gates[k](x).sigmoid())
+
+
 def partial_sums(m, k, x):
     mask = (torch.arange(x.shape[1]) < 3).view(1, -1, 1).expand_as(x)
     return x.masked_scatter(mask, (x + m.branch(k, x))[mask])
@@ -212,6 +219,7 @@ REFUSED = {
     "matrix on the tokens": (
         lambda m, x: projected(m, x, axis=1), ONE, "it mixes states, tokens or parts of the features",
     ),
+    "reads of the sum before its norm": (repeat(gated_by_the_sum, end=normalize), ONE, BESIDE),
     "add that widens a parameter": (widened, ONE, "the stream begins with a residual sum that is not understood"),
     "dense connections": (dense, ONE, "a sum of three or more values", 5),
     "relu after the add": (

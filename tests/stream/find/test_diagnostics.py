@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm import inspect
-from addnorm.stream.find.reasons import BESIDE, BY_FEATURE, OTHER_AXIS
+from addnorm.stream.find.reasons import BY_FEATURE, OTHER_AXIS
 from support.handwritten_models import IDS, D, make_input, tiny
 from support.inspection_checks import check_tiny
 from support.stream_steps import inspect_steps, list_reasons, make_steps, noise, normalize, repeat
@@ -71,16 +71,6 @@ def test_inspect_tells_masks_of_tokens_from_those_of_features(shape, at):
     assert (inspection.wiring, inspection.closes) == ("post_ln" if at == "post_ln" else "pre_ln", True)
     parts = addnorm.decompose(model, x, mask)
     assert parts.closure < 1e-6
-
-
-def test_inspect_refuses_reads_of_the_sum_before_its_norm():
-    def step(m, k, x):
-        z = m.norms[k](x)
-        return z + m.mlps[k](z * m.gates[k](x).sigmoid())
-
-    inspection = inspect_steps(repeat(step, end=normalize))
-    assert {*list_reasons(inspection)} == {BESIDE}
-    assert [stream.wiring for stream in inspection.streams] == [None]
 
 
 def add_pairs(x, y):
