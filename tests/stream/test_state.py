@@ -6,7 +6,7 @@ from torch import nn
 
 import addnorm
 from support import stateful_functions, stateful_tensors  # noqa: F401 (they register their classes)
-from support.stateful_models import STATES, D, make_model, seed_all
+from support.stateful_models import STATES, D, make_model
 from support.stream_steps import noise
 from support.unrestored_models import UNRESTORED, Unrestored
 
@@ -28,11 +28,8 @@ def call_twice(model):
 
 def assert_unchanged(names, use):
     """Check the next two calls of a model after `use(model)` against a model that was not used."""
-    plain = make_model(*names)
-    seed_all()
-    expected = call_twice(plain)
+    expected = call_twice(make_model(*names))
     model = make_model(*names)
-    seed_all()
     use(model)
     for k, (y, z) in enumerate(zip(call_twice(model), expected, strict=True)):
         assert torch.equal(y, z), (names, k)
@@ -90,11 +87,8 @@ def test_fuse_keeps_each_state(name):
 
 
 def test_recorded_call_is_the_first():
-    plain = make_model(*NAMES)
-    seed_all()
-    expected = call_twice(plain)
+    expected = call_twice(make_model(*NAMES))
     model = make_model(*NAMES)
-    seed_all()
     with torch.no_grad(), addnorm.record(model):
         first = model(X)
         addnorm.inspect(model, X)
