@@ -147,7 +147,7 @@ ORDERS = {
 def test_order_of_the_sums_of_bottom_to_top_is_no_difference(order):
     found = addnorm.verify(make_layers(bottom_to_top(add=ORDERS[order])), X, wiring="b2t")
     assert found.agrees, str(found)
-    assert (found.inspection.wiring, found.inspection.program.sizes) == ("b2t", [1, 2] * 2 + [1])
+    assert found.inspection.program.sizes == [1, 2] * 2 + [1]
 
 
 @pytest.mark.parametrize("change", [
