@@ -10,7 +10,7 @@ import pytest
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import HOOK_NAMES, ROLES, STATISTICS, Balance, RecordedSite
 from support.recordings import INF, NAN, WRITES, filled, series_of, sites
-from support.refusals import assert_refused
+from support.refusals import assert_raises, assert_refused
 
 
 def test_table_is_sorted_by_step_depth_and_statistic():
@@ -178,7 +178,9 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("sentence", UNKNOWN)
 def test_unknown_names_raise_one_sentence(sentence):
-    assert_refused(sentence, lambda: UNKNOWN[sentence](filled(*WRITES)))
+    text = assert_raises(sentence, lambda: UNKNOWN[sentence](filled(*WRITES)))
+    assert text.startswith("ValueError: ")
+    assert "\n" not in text
 
 
 # Spikes
