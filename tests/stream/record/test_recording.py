@@ -221,8 +221,9 @@ def test_spike_has_mean_and_sd_of_earlier_values():
     assert str(nan) == "step 0, 0.attn: grad l2 is nan"
 
 
-def test_spikes_need_more_than_round_off():
+def test_spikes_need_enough_values_and_more_than_round_off():
     assert series_of([1.0] * 100 + [1.0 + 1e-7]).spikes() == []
+    assert series_of([1.0, 1.1] * 10 + [100.0]).spikes() == []
     assert series_of([0.0] * 40 + [1.0]).spikes()[0].step == 40
     with pytest.raises(ValueError, match="min_count is 200 and window 128"):
         series_of([1.0]).spikes(min_count=200)
