@@ -96,7 +96,10 @@ class HandMhc(nn.Module):
                 before, read = own, used if site.fault == "single pass" else c
                 if read is None:
                     read = torch.eye(n, dtype=x.dtype)[0].expand_as(c)
-                X, used = self.write(X, a, b, site.branch(self.read(X, read))), c
+                w = site.branch(self.read(X, read))
+                if site.fault == "late":  # the order of the computation is no error
+                    _, a, b = site.coefficients(own)
+                X, used = self.write(X, a, b, w), c
         own = self.stack(X)
         z = (
             own.flatten(-2)

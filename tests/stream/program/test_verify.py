@@ -29,7 +29,7 @@ PLANTED = [
     ("turned write", B + "with its streams in the opposite order", SITES),
     ("first stream only", B + "another one", SITES),
     ("own rms", "the norm of the coefficients is over each stream alone", SITES - 1),  # the first streams are equal
-    ("stale", "another one", None),
+    ("stale", "the input of the coefficients is the streams before the last write", SITES - 1),
     ("iterations", "the option iterations is 3, expected 6", 0),
     ("norm eps", "the option norm_eps is 0.0001, expected 1e-06", 0),
     ("single pass", "the option single_pass is True, expected False", 0),
@@ -72,6 +72,12 @@ def test_planted_error_is_named_with_its_sublayers(faults, words, count):
 def test_other_wiring_is_not_that_of_the_model(wiring, words):
     found = verify_hand_made("", wiring)
     assert any(words in str(one) for one in found.deviations), str(found)
+
+
+def test_coefficients_of_a_write_may_be_computed_after_the_sublayer():
+    found = verify_hand_made("late")
+    assert found.agrees, str(found)
+    assert found.inspection.program.sizes == [4] * (SITES + 1)
 
 
 def test_norm_and_dtype_are_compared():
@@ -170,6 +176,39 @@ def test_models_of_transformers_are_compared_term_by_term():
     with torch.no_grad():
         scale.mul_(1.5)
     assert "layers.1" in str(addnorm.verify(twin, input_ids=ids, like=model))
+
+
+class LearnedHyperConnections(torch.nn.Module):
+    """Hyper-connections with learned matrices, and the function that computes what a sublayer reads from C and the streams."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+        for name, shape in (("collapse", (4,)), ("mix", (4, 4)), ("inject", (4, 1))):
+            setattr(self, name, torch.nn.ParameterList(torch.randn(shape) for _ in range(2)))
+        self.norms, self.mlps = (torch.nn.ModuleList(one(D) for _ in range(2)) for one in (torch.nn.LayerNorm, Mlp))
+        self.last = torch.nn.LayerNorm(D)
+
+    def forward(self, x):
+        streams = x.unsqueeze(-2).repeat(1, 1, 4, 1)
+        for c, a, b, norm, mlp in zip(self.collapse, self.mix, self.inject, self.norms, self.mlps, strict=True):
+            streams = a @ streams + b * mlp(norm(self.read(c, streams))).unsqueeze(-2)
+        return self.last(streams.sum(-2))
+
+
+READS = {
+    "c X": lambda c, streams: c @ streams,
+    "X c": lambda c, streams: streams.mT @ c,
+    "einsum": lambda c, streams: torch.einsum("n,btnd->btd", c, streams),
+    "tensordot": lambda c, streams: torch.tensordot(c, streams, ([0], [2])),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_read_in_one_product_for_all_tokens_is_right(read):
+    wiring = wirings.hyper_connections(dynamic=False)
+    found = addnorm.verify(LearnedHyperConnections(READS[read]).eval(), X, wiring=wiring)
+    assert found.agrees, str(found)
 
 
 @pytest.mark.parametrize("wiring", [w for w in wirings.list_all() if not w.has_rows], ids=lambda w: w.name)

@@ -9,14 +9,17 @@ dimensions ((0, 1, batch), (1, 1, tokens)), ((2, 1, d),). A view of axis 1 with 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import NamedTuple
 
+from torch import Tensor
+
 from addnorm.stream.dataflow.arithmetic import list_carried, match_terms, strip_views
-from addnorm.stream.dataflow.graph import Op, Value, walk
+from addnorm.stream.dataflow.graph import DATA, Op, Value, walk
 
 ANONYMOUS = -1  # root of a dimension that belongs to no axis of the stream
+MATRIX_PRODUCTS = ("mm", "bmm", "mv")
 
 
 class Part(NamedTuple):
@@ -29,6 +32,7 @@ class Part(NamedTuple):
 
 Dim = tuple[Part, ...]
 Dims = tuple[Dim, ...]
+Layout = tuple[list[int], list[int]]  # the sizes to which a tensor is reshaped, and their order
 
 
 class Roots:
@@ -161,11 +165,34 @@ def covers_features(value: Value, joined: bool = False) -> bool:
         first = first.inputs[0]
     if len(source.shape) == 2 and first.shape[-1:] == source.shape[-1:]:
         source = first  # a matrix product, viewed with several dimensions in place of its rows
+    return any(_is_whole(dims, start.shape, joined) for dims, start in _list_starts(value, source))
+
+
+def _list_starts(value: Value, source: Value) -> Iterator[tuple[Dims | None, Value]]:
+    """Yield the dimensions of `value` as parts of `source`, of which it is a view, and as parts of the factors of a product.
+
+    A product of streams may have all their tokens and features in one dimension, which the view separates.
+    """
     dims = _follow_views(value, source)
+    yield dims, source
+    is_part = dims is not None and len({part.root for part in dims[-1] if part.size > 1}) == 1
+    if not is_part or source.op is None or source.op.name not in MATRIX_PRODUCTS:
+        return
+    for k, operand in enumerate(source.op.args[:2]):
+        roots, start = Roots(), strip_views(operand)
+        own = trace(operand, {start: roots.start(start.shape)}, roots) if operand.kind & DATA else None
+        if own is not None and len(own) > 1:
+            new = roots.make(source.shape[-1 - k]) if source.op.name != "mv" else ()
+            kept = (*own[:-2], new, own[-1]) if k else (*own[:-1], new)[: len(source.shape)]
+            yield trace(value, {source: kept}, roots), start
+
+
+def _is_whole(dims: Dims | None, shape: tuple[int, ...], joined: bool) -> bool:
+    """Return whether the last dimension is a whole axis of a value of this shape, or with `joined` several of them."""
     roots = {part.root for part in dims[-1] if part.size > 1} if dims else set()
-    sizes = [source.shape[root] for root in roots if root < len(source.shape)]
-    is_whole = len(sizes) == len(roots) and math.prod(sizes) == (value.shape[-1] if roots else 1)
-    return dims is not None and is_whole and (joined or len(roots) < 2)
+    sizes = [shape[root] for root in roots if root < len(shape)]
+    size = math.prod(part.size for part in dims[-1]) if dims and roots else 1
+    return dims is not None and len(sizes) == len(roots) and math.prod(sizes) == size and (joined or len(roots) < 2)
 
 
 # Dimensions of values that are computed from others.
@@ -285,3 +312,20 @@ def relate(source: Value, target: Value, dims: Dims) -> Dims | None:
             return None
         related.append(tuple(piece for part in parts for piece in places[part]))
     return tuple(related)
+
+
+def find_layout(value: Value, state: Value) -> Layout | None:
+    """Return how a value that is computed from a state, such as a norm, gets the state's layout; None if it has other tokens."""
+    roots = Roots()
+    dims = trace(value, {state: roots.start(state.shape)}, roots)
+    parts = [part for dim in dims or () for part in dim]
+    is_whole = math.prod(part.size for part in parts) == math.prod(state.shape)
+    if not is_whole or not {part.root for part in parts} <= {*range(len(state.shape))}:
+        return None
+    return [part.size for part in parts], sorted(range(len(parts)), key=lambda k: (parts[k].root, -parts[k].stride))
+
+
+def apply_layout(layout: Layout, tensor: Tensor) -> Tensor:
+    """Return the elements of a tensor in the order of a state's layout."""
+    sizes, order = layout
+    return tensor.reshape(sizes).permute(order)

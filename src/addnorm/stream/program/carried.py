@@ -19,7 +19,7 @@ from torch import Tensor
 from addnorm._util.torch_internals import FakeTensor
 from addnorm.stream.dataflow.arithmetic import is_ancestor
 from addnorm.stream.dataflow.graph import DATA, Flow, Op, Value
-from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, reshape_dims, split_views
+from addnorm.stream.layout.dimensions import MATRIX_PRODUCTS, Dim, Dims, Part, Roots, reshape_dims, split_views
 
 FEATURES = 0  # the root of the features: a root is an axis of which a dimension is a part
 # Operators that carry their first operands, and how many.
@@ -33,7 +33,7 @@ AFFINE = {
     "neg": 1,
     "addcmul": 3,
 }
-SUMS = frozenset(("add", "sub", "rsub", "addcmul", "lerp", "sum", "mean", "mm", "bmm"))
+SUMS = frozenset(("add", "sub", "rsub", "addcmul", "lerp", "sum", "mean", *MATRIX_PRODUCTS))
 
 
 class Carried(NamedTuple):
@@ -166,9 +166,9 @@ class Carrier:
             return (used[:1], self._cut(op, first)) if used[0] is op.inputs[0] else ([], [])
         elif op.name in AFFINE:
             dims = self._merge(op, used)
-        elif op.name in ("mul", "div", "mm", "bmm"):
+        elif op.name in ("mul", "div", *MATRIX_PRODUCTS):
             chosen = self._choose_factor(op, used)
-            combine = self._multiply if op.name in ("mm", "bmm") else self._merge
+            combine = self._multiply if op.name in MATRIX_PRODUCTS else self._merge
             used, dims = ([], None) if chosen is None else ([chosen], combine(op, [chosen]))
         elif op.name in ("sum", "mean"):
             dims = self._reduce(op, first)
@@ -317,6 +317,8 @@ class Carrier:
     def _multiply(self, op: Op, used: Sequence[Value]) -> Dims | None:
         """Return the dimensions of a matrix product over streams, one of whose factors is carried."""
         dims, at = self.known[used[0]].dims, op.args.index(used[0])
+        if op.name == "mv":
+            return dims[:-1] if at == 0 and self.is_stream(dims[-1]) else None
         own, other = (-1, -2) if at == 0 else (-2, -1)
         if not self.is_stream(dims[own]):
             return None

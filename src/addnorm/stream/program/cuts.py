@@ -309,11 +309,10 @@ def _find_live(
 ) -> set[Value]:
     """Return the values that a state before operator `now` must determine.
 
-    These are the values before `now` that later operators use, and those from which coefficients are computed after `last`, the
-    last write.
+    These are values that later operators use, and those with `last`, the last write, from which coefficients are computed.
     """
     carrier = spine.carrier
-    since = last.index if last is not None else -1
+    since, own = (last.index, carrier.known[last].sources) if last is not None else (-1, -1)
     bits = 0
     for value in available:
         bits |= carrier.known[value].sources
@@ -321,7 +320,8 @@ def _find_live(
     for value, of_value in uses.items():
         is_available = value.index < now and not carrier.known[value].sources & ~bits
         later = [index for index, out in of_value if index >= now] if not only_coefficients else []
-        if is_available and (later or any(out is None and index > since for index, out in of_value)):
+        new = any(out is None and index > since for index, out in of_value) and carrier.known[value].sources & own
+        if is_available and (later or new):
             live.add(value)
     return live
 
