@@ -268,3 +268,14 @@ def test_results_outlive_a_change_of_the_model_and_its_inputs():
             tensor.normal_()
     assert str(addnorm.locate(found, before)) == "the start of the stream, to the bit"
     torch.testing.assert_close(sum(parts.components().values()), parts.state())
+
+
+def test_states_of_a_stream_of_images_are_named():
+    def run(m, x):
+        for k in range(3):
+            x = x + m.branch(k, x.flatten(2).mT).mT.unsqueeze(-1)
+        return x
+
+    model, x = make_steps(run), torch.randn(2, D, 5, 1)
+    captured = run_layers(model, x.flatten(2).mT, last=2)
+    assert addnorm.locate(addnorm.inspect(model, x), captured).name == "the stream after mlps.1"

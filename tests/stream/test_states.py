@@ -12,7 +12,7 @@ from addnorm import Learned, Row
 from support.families import shake
 from support.random_models.graphs import Graph
 from support.stacks import encoder, torch_encoder
-from support.stream_steps import X, noise
+from support.stream_steps import X, make_steps, noise, normalize, repeat, run_layers
 
 LAYERS, D = 3, 16
 
@@ -179,6 +179,63 @@ def test_parallel_sublayers_agree_in_any_order(second):
     twin.layers[1][1].out_proj.weight.data[3] *= 1.01
     (sentence,) = list_differences(model, X, twin)
     assert "the difference begins inside the attention of layer 2 (layers.1.1)" in sentence
+
+
+TURNS = {
+    "sequence first": (lambda x: x.transpose(0, 1), lambda x: x.transpose(0, 1)),
+    "features first": (lambda x: x.mT, lambda x: x.mT),
+    "image": (lambda x: x.mT.unsqueeze(-1), lambda x: x.flatten(2).mT),
+}
+
+
+def make_turned(turn, back, is_post):
+    """Return a model whose stream has another layout than its norms, which have the features last."""
+
+    def run(m, x):
+        x = turn(x)
+        for k in range(3):
+            x = x + turn(m.mlps[k](back(x)) if is_post else m.branch(k, back(x)))
+            x = turn(m.norms[k](back(x))) if is_post else x
+        return m.last(back(x))
+
+    return make_steps(run)
+
+
+def turn_stream_and_norms(m, x):
+    return m.last(run_layers(m, x.transpose(0, 1), last=3)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("is_post", [False, True], ids=["pre_ln", "post_ln"])
+@pytest.mark.parametrize("name", [*TURNS, "norms too"])
+def test_stream_in_another_layout_than_its_norms_agrees(name, is_post):
+    model = make_turned(lambda x: x, lambda x: x, is_post)
+    port = make_turned(*TURNS[name], is_post) if name in TURNS else make_steps(turn_stream_and_norms)
+    model = model if name in TURNS else make_steps(lambda m, x: m.last(run_layers(m, x, last=3)))
+    port.load_state_dict(model.state_dict())
+    assert list_differences(port, X, model) == []
+    assert list_differences(model, X, port) == []
+    with torch.no_grad():
+        port.norms[1].weight.mul_(1.1)
+    (sentence,) = list_differences(port, X, model)
+    where = "after" if is_post and name in TURNS else "before"
+    assert sentence.startswith(f"the difference begins at the norm {where} ")
+
+
+def test_rounded_branch_is_no_difference_at_the_add(case):
+    model, x, inspection = case
+    with torch.autocast("cpu", torch.bfloat16):
+        own = addnorm.inspect(model, x)
+    found = addnorm.verify(own, like=inspection)
+    assert found.agrees, str(found)
+    tolerances = {term.term: term.tolerance for term in found.terms}
+    assert tolerances["sum"] == tolerances["branch"] > 1e-3 > tolerances["start"]
+
+
+def test_reference_of_mixed_dtypes_gets_the_inputs_of_the_model():
+    model = make_steps(repeat(lambda m, k, x: x + m.mlps[k](m.norms[k](x).bfloat16()), end=normalize))
+    model.mlps.bfloat16()
+    model.gammas.data = model.gammas.data.bfloat16()  # the first parameter
+    assert list_differences(model, X, copy.deepcopy(model)) == []
 
 
 def test_norm_of_the_embedding_is_compared():

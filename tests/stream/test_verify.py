@@ -13,7 +13,7 @@ from support.families import shake
 from support.refusals import assert_raises
 from support.several_streams import MHC, make_mhc
 from support.stacks import encoder
-from support.stream_steps import X, make_steps, run_layers
+from support.stream_steps import X, make_steps, normalize, repeat, run_layers
 
 LAYERS, D = 3, 16
 MOVED = "the norm is after the add, expected before the sublayer"
@@ -122,6 +122,41 @@ def test_unproven_model_does_not_agree():
     alone = addnorm.verify(torch.nn.Linear(D, D), torch.randn(2, D), wiring="pre_ln")
     assert not alone.agrees
     assert "not proven" in str(alone)
+
+
+def test_unproven_sublayers_are_no_deviations():
+    """A norm of 2 x is neither that of x nor missing, a vector of constants is not learned, and ReLU ends no stream."""
+    vector = torch.linspace(0.5, 1.5, D)
+    for step, words in (
+        (lambda m, k, x: x + m.mlps[k](m.norms[k](2 * x)), "a norm reads the stream after other steps"),
+        (lambda m, k, x: x + vector * m.branch(k, x), "a vector of constants"),
+        (lambda m, k, x: torch.relu(x + m.branch(k, x)), "a function of the end of another stream"),
+    ):
+        found = addnorm.verify(make_steps(repeat(step, end=normalize)), X, wiring="pre_ln")
+        assert (found.agrees, found.deviations) == (False, ())
+        assert words in " ".join(str(found).split())
+
+
+def test_factor_for_each_token_is_a_deviation():
+    half = torch.full((5, 1), 0.5)
+    for model, inputs in (
+        (make_steps(repeat(lambda m, k, x: x + half * m.branch(k, x), end=normalize)), (X,)),
+        (make_steps(repeat(lambda m, k, x, t: x + t * m.branch(k, x), end=normalize)), (X, half)),
+    ):
+        (deviation,) = addnorm.verify(model, *inputs, wiring="pre_ln").deviations
+        assert str(deviation) == "the factor of the branch is a number for each token, expected one for all: in all 4"
+
+
+def test_last_norm_of_post_ln_is_not_optional():
+    def run(m, x):
+        x = m.context(x)
+        for k in range(4):
+            x = x + m.mlps[k](x)
+            x = m.norms[k](x) if k < 3 else x
+        return x
+
+    (deviation,) = addnorm.verify(make_steps(run), X, wiring="post_ln").deviations
+    assert str(deviation) == "the norm is missing, expected after the add: mlps.3"
 
 
 def test_missing_residual_does_not_agree():

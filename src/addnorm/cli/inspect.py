@@ -43,7 +43,7 @@ from addnorm.stream.inspection import Inspection
 from addnorm.stream.models.hf import ModelLoadError, first_line, quiet
 from addnorm.stream.models.load import LoadedModel, input_error
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.verify import Verification, inspect_reference, list_parameters
+from addnorm.stream.verify import Verification, inspect_reference
 from addnorm.wirings.spec import Wiring
 
 
@@ -99,7 +99,7 @@ def _inspect_other(name: str, options: ModelOptions, loaded: LoadedModel) -> Ins
         other = dataclasses.replace(other, args=loaded.args, kwargs=loaded.kwargs)
         try:
             with working(f"inspect {name}"), quiet():
-                return inspect_reference(other.model, loaded.args, loaded.kwargs, list_parameters(loaded.model))
+                return inspect_reference(other.model, loaded.args, loaded.kwargs, loaded.model)
         except Exception as error:  # whatever the model raises
             raise input_error(error, other) from error
     except ModelLoadError as error:

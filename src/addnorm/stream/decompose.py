@@ -27,6 +27,7 @@ from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sites import Stream
 from addnorm.stream.inspect import check_inputs, inspect_run
 from addnorm.stream.inspection import Inspection
+from addnorm.stream.layout.dimensions import apply_layout, find_layout
 from addnorm.stream.program.decompose import ProgramDecomposition
 from addnorm.stream.shares import (
     BIASES,
@@ -131,8 +132,9 @@ class StreamDecomposition(Decomposition):
         parts, expected = self.components(), None
         for norm in self._chain.final_norms:
             parts = propagate_through(norm, parts)
-            y = norm.y.exact
-            layout = self.stream.layout.of(norm.y)
+            y, order = norm.y.exact, find_layout(norm.y, end := self._chain.find_end(-1))
+            layout = self.stream.layout.of(norm.y) if order is None else self._layouts[-1]
+            y = y if order is None else apply_layout(order, y).reshape(end.shape)
             y = y if layout is None else layout.move_features_last(y)
             expected = y.reshape(parts["x_0"].shape) if y.numel() == parts["x_0"].numel() else None
         return parts, expected

@@ -183,7 +183,8 @@ def _name_stream(stream: Stream) -> Iterator[_Named]:
 
     def cut(name: str, site: Site | None, tensor: Tensor) -> Iterator[_Named]:
         if stream.width in tensor.shape:
-            axis = stream.axis if tensor.shape[stream.axis] == stream.width else [*tensor.shape].index(stream.width)
+            is_alike = tensor.dim() >= -stream.axis and tensor.shape[stream.axis] == stream.width
+            axis = stream.axis if is_alike else [*tensor.shape].index(stream.width)
             rows = tensor.detach().movedim(axis, -1).reshape(-1, stream.width)
             place = None if site is None else site.id
             yield _Named(name.format(site=place, of=of), place, stream.name, rows)

@@ -21,13 +21,14 @@ from torch import Tensor
 from addnorm._util.files import atomic_path
 from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.arithmetic import is_view
-from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.replay import recompute, relative_error, replay_op
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.find import paths
 from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.sites import Site, Stream
 from addnorm.stream.inspection import Inspection
+from addnorm.stream.layout.dimensions import Layout, apply_layout, find_layout
 from addnorm.stream.models.hf import first_line
 from addnorm.stream.program.maps import join_streams
 from addnorm.stream.program.result import Program, ProgramSite
@@ -99,8 +100,12 @@ def list_terms(stream: Stream) -> Iterator[_Term]:
     chain, shape = stream.chain, stream.chain.adds[0].out.shape
     first = chain.adds[0].residual_path
 
-    def term(name: str, site: Site | None, value: Value, path: paths.Path | None = None) -> _Term:
-        return _Term(name, site, [value], partial(_place_value, shape, path))
+    def term(name: str, site: Site | None, value: Value, at: paths.Path | Value) -> _Term:
+        state, ops = (at, []) if isinstance(at, Value) else (at.source, at.ops)
+        layout = find_layout(value, state)
+        if layout is None and state is not at and math.prod(value.shape) == math.prod(state.shape):
+            layout = [*state.shape], [*range(len(state.shape))]
+        return _Term(name, site, [value], partial(_place_value, shape, state.shape, layout, ops))
 
     if chain.first_norm is not None:
         yield term("embedding", None, chain.first_norm.x, first)
@@ -113,17 +118,20 @@ def list_terms(stream: Stream) -> Iterator[_Term]:
         if sublayer.norm is not None:
             yield term("norm_branch", site, sublayer.norm.y, sublayer.write_path)
         if after is None or after.sublayer.place != sublayer.place:
-            yield term("sum", site, chain.adds[sublayer.place].out)
-            yield from (term("norm_out", site, norm.y) for norm in chain.norms_out[sublayer.place])
-    yield from (term("final", None, norm.y) for norm in chain.final_norms)
+            total = chain.adds[sublayer.place].out
+            yield term("sum", site, total, total)
+            yield from (term("norm_out", site, norm.y, total) for norm in chain.norms_out[sublayer.place])
+    yield from (term("final", None, norm.y, chain.adds[-1].out) for norm in chain.final_norms)
 
 
-def _place_value(shape: tuple[int, ...], path: paths.Path | None, tensors: Sequence[Tensor]) -> Tensor:
-    """Return a value in the layout of a stream of this shape: apply the views of the path to the add, without the factors."""
+def _place_value(
+    shape: tuple[int, ...], state: tuple[int, ...], layout: Layout | None, ops: Sequence[Op], tensors: Sequence[Tensor]
+) -> Tensor:
+    """Return a value in the layout of a stream of this shape: in that of the state, then after the views of a path to the add."""
     (tensor,) = tensors
-    if path is not None and tensor.numel() == math.prod(path.source.shape):
-        tensor = tensor.reshape(path.source.shape)
-        for op in reversed(path.ops):
+    if layout is not None:
+        tensor = apply_layout(layout, tensor).reshape(state)
+        for op in reversed(ops):
             tensor = replay_op(op, tensor) if is_view(op) else tensor
     is_flat = len(tensor.shape) != len(shape) and tensor.numel() == math.prod(shape)
     return tensor.reshape(shape) if is_flat and tensor.shape[-1] == shape[-1] else tensor
@@ -270,6 +278,7 @@ def measure_terms(inspection: Inspection, reference: States) -> list[TermError]:
     found: list[TermError] = []
     known: dict[Value, Tensor] = {}  # the reference's terms
     before: dict[str, float] = {}  # the size of each stream's state, to which the error of a sum is relative
+    rounded: dict[str, list[torch.dtype]] = {}  # the coarser dtypes of each stream's terms since its last sum
     keyed = [*_key_terms(inspection)]
     starts = {
         stream: (_match_copies(inspection, _read(term), reference["terms"][key]), term)
@@ -284,7 +293,8 @@ def measure_terms(inspection: Inspection, reference: States) -> list[TermError]:
             known_start, start = starts[stream]
             # A norm may compute in a wider dtype than that of the stream, which it reads.
             own_dtypes = [value.tensor.dtype for one in (term, start) for value in one.values]
-            dtypes = [*own_dtypes, theirs.dtype, known_start.dtype]
+            coarser = rounded.setdefault(stream, [])
+            dtypes = [*own_dtypes, theirs.dtype, known_start.dtype, *coarser]
             tolerance = get_tolerance(*dtypes)
             place = _name_place(term, stream if len(starts) > 1 else "")
             site = None if term.site is None else term.site.id
@@ -306,7 +316,10 @@ def measure_terms(inspection: Inspection, reference: States) -> list[TermError]:
                 known |= fed
             size = float(theirs.double().norm())
             if term.name == "sum":  # its operands, which are rounded, may be larger
+                coarser.clear()
                 error *= min(1.0, size / max(before.get(stream, size), 1e-30))
+            own_dtypes = [value.tensor.dtype for value in fed]
+            coarser += [one for one in own_dtypes if torch.finfo(one).eps > torch.finfo(theirs.dtype).eps]
             if term.name != "read" and "branch" not in term.name:
                 before[stream] = size
             eps = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point)

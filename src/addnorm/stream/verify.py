@@ -198,7 +198,7 @@ def verify(
             _refuse_split(name, one)
         inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
         inspection = inspection.with_program()
-        reference = _find_states(like, args, kwargs, list_parameters(model))
+        reference = _find_states(like, args, kwargs, model)
         try:
             return _verify_like(inspection, reference)
         except (LookupError, TypeError, AttributeError) as error:
@@ -218,7 +218,8 @@ def verify(
     inspection = model if isinstance(model, Inspection) else inspect_run(model, args, kwargs, as_program=False)
     if inspection.program is not None:
         return _verify_program(inspection, args, kwargs, wiring, (eps, norm, dtype))
-    found = compare_wirings(inspection.streams, wiring, eps, norm, dtype)
+    unproven = {part.path for part in inspection.unknown} - {""}  # an empty one is the model
+    found = compare_wirings(inspection.streams, wiring, eps, norm, dtype, unproven)
     states = [value.tensor for site in inspection.sites for value in (site.sublayer.add.x, site.sublayer.add.out)]
     return _judge(wiring, inspection, found, states)
 
@@ -241,7 +242,7 @@ def _judge(
     If a state has infinities, NaN or squares that overflow, these alone may be the cause of all deviations. Then the deviations
     are left out, and the reason is in `unproven`.
     """
-    reason = next(filter(None, map(_explain_numbers, states)), "") if found else ""
+    reason = next(filter(None, map(_explain_numbers, states)), "") if found or inspection.unknown else ""
     if reason:
         return Verification(wiring, inspection, (), unproven=(Unknown("", reason), *inspection.unknown))
     remarks = [Unknown(stream.name, remark) for stream in inspection.streams for remark in stream.remarks]
@@ -343,35 +344,37 @@ def _compare_moved(
 
 
 def _find_states(
-    like: nn.Module | Inspection | str | Path, args: tuple[Any, ...], kwargs: dict[str, Any], order: Sequence[str]
+    like: nn.Module | Inspection | str | Path, args: Any, kwargs: dict[str, Any], other: nn.Module | Inspection
 ) -> States:
     """Return the states of a reference."""
     if isinstance(like, str | Path):
         return load_states(like)
-    inspection = like if isinstance(like, Inspection) else inspect_reference(like, args, kwargs, order)
+    inspection = like if isinstance(like, Inspection) else inspect_reference(like, args, kwargs, other)
     return collect_states(inspection.with_program())
 
 
 def inspect_reference(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], order: Sequence[str] = ()
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], other: nn.Module | Inspection
 ) -> Inspection:
     """Inspect a reference on the inputs of another model: in its own dtype, and by position if its arguments have other names.
 
     Args:
         model: the reference.
         args, kwargs: the inputs.
-        order: names of the other model's parameters (`list_parameters`), whatever the order of `kwargs`.
+        other: the other model. A reference whose parameters have the same dtypes gets the inputs in theirs.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"like is {type(model).__name__}, expected a torch.nn.Module, an Inspection or a path.")
-    floats = [p.dtype for p in model.parameters() if p.is_floating_point()]
-    args, kwargs = pytree.tree_map_only(
-        Tensor, lambda t: t.to(floats[0]) if floats and t.is_floating_point() else t, (args, kwargs)
-    )
+    floats, own = _list_dtypes(model), _list_dtypes(other) if isinstance(other, nn.Module) else []
+    if floats and {*floats} != {*own}:
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda t: t.to(floats[0]) if t.is_floating_point() else t, (args, kwargs)
+        )
     signature = python_inspect.signature(model.forward)
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
+        order = [*python_inspect.signature(other.forward).parameters] if isinstance(other, nn.Module) else []
         names = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
         args, kwargs = (*args, *(kwargs[name] for name in names)), {}
     try:
@@ -384,9 +387,9 @@ def inspect_reference(
     return inspect(model, *args, **kwargs)
 
 
-def list_parameters(model: nn.Module | Inspection) -> list[str]:
-    """Return the names of the parameters of a model's forward; none for an `Inspection`, which has its inputs."""
-    return [*python_inspect.signature(model.forward).parameters] if isinstance(model, nn.Module) else []
+def _list_dtypes(model: nn.Module) -> list[torch.dtype]:
+    """Return the dtypes of the floating-point parameters of a model."""
+    return [p.dtype for p in model.parameters() if p.is_floating_point()]
 
 
 def _verify_like(inspection: Inspection, reference: States) -> Verification:

@@ -21,6 +21,7 @@ from addnorm.wirings.spec import Factor, Learned, Row, Wiring
 
 EMBEDDING = "with a norm of the embedding"  # remark that is left out where the norm itself is named
 WITHOUT_FINAL_NORM = "without the final norm of this wiring"
+WITHOUT_LAST_NORM = "without the norm of the last sublayer"
 SCALED_SKIP = "between sublayers the stream is multiplied by a factor, and an earlier state is added"
 SKIPS = "every layer adds an earlier state once more"
 SKIP = "an earlier state is added once more, which this wiring does not do"
@@ -243,7 +244,7 @@ def _compare_wiring(
         first_row = Row(norm_in=True, a=s.row.a, b=s.row.b)
         is_last = k == len(sublayers) - 1 and embedding_norm and not final_norm
         if is_last and rows_match(expected, replace(s.row, norm_out=True)):
-            remarks.append("without the norm of the last sublayer")
+            remarks.append(WITHOUT_LAST_NORM)
         elif k == 0 and embedding_norm and rows_match(expected, first_row) and not any(_norms(s.row)):
             remarks.append("the first sublayer reads the embedding norm's output, without a norm of its own")
         else:
