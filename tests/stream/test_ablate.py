@@ -255,6 +255,29 @@ def test_forward_that_misses_the_site(train):
         model.eval()(X)
 
 
+class Sum(torch.autograd.Function):
+    """Sum of a write and the stream, in the order that torch's node of the add does not have."""
+
+    @staticmethod
+    def forward(ctx, write, x):
+        return x + write
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad
+
+
+def test_gradient_of_an_add_inside_a_function_is_refused():
+    model = make_steps(repeat(lambda m, k, x: Sum.apply(m.branch(k, x), x)))
+    plain = make_steps(repeat(lambda m, k, x: x + (0 if k == 1 else 1) * m.branch(k, x)))
+    plain.load_state_dict(model.state_dict())
+    with addnorm.ablate(addnorm.inspect(model, X).sites[1]):
+        with pytest.raises(RuntimeError, match=r"'mlps\.1' is written inside a torch\.autograd\.Function"):
+            model(X)
+        with torch.no_grad():
+            torch.testing.assert_close(model(X), plain(X))
+
+
 def test_deleted_model(frozen_heap):
     site = addnorm.inspect(Model(), X).sites[0]
     gc.collect()

@@ -95,6 +95,9 @@ class AddEdit(WriteEdit):
         self._scaled: list[int] = []  # indices of the operator's tensors that make up the write
         self._factors: list[int] = []  # of them, those that multiply a mean
         self._shape: torch.Size | None = None  # of the write of which a mean is taken
+        self._edge: tuple[Any, int] | None = (
+            None  # of the write in the graph, if the add is inside a torch.autograd.Function
+        )
         self.argument = ""  # the name of the write among the arguments of an operator of another library
         if (whole := self.op.whole) is not None and "::" in whole.name and not whole.name.startswith(FAMILY):
             given, source = bind_arguments(whole.func, whole.args, whole.kwargs), strip_views(self.write)
@@ -130,6 +133,9 @@ class AddEdit(WriteEdit):
             self._factors = [k for k in self._scaled if tensors[k] not in (averaged, *ADDITIVE_OPTIONS)]
             self._scaled = [k for k in self._scaled if tensors[k] == averaged]
             self._shape = getattr(arguments.get(averaged), "shape", None)
+        write = arguments.get(names[self.index]) if self.index >= 0 and not self.stacked else None
+        if isinstance(write, Tensor) and write.grad_fn is not None and not torch.is_grad_enabled():
+            self._edge = write.grad_fn, write.output_nr
         with torch.no_grad():
             if not self.fused:
                 return self._change_argument(args), kwargs
@@ -160,6 +166,12 @@ class AddEdit(WriteEdit):
                 f"{self.site.id!r} is added into a part or a view of a tensor, where its gradient is not a separate tensor."
             )
         node = (out if base is None else base).grad_fn  # in place through a view torch sets the node of the base
+        edges, (own, self._edge) = () if node is None else node.next_functions, (self._edge, None)
+        if own is not None and [k for k, edge in enumerate(edges) if edge == own] != self._scaled:
+            raise RuntimeError(
+                f"{self.site.id!r} is written inside a torch.autograd.Function, whose gradient is not that of the changed "
+                "function: run the model under torch.no_grad()."
+            )
         if node is not None:
             # Of this forward: the backward may follow later ones.
             node.register_hook(partial(self._change_gradients, self._scaled, self._factors, self._shape))

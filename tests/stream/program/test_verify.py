@@ -10,8 +10,8 @@ import torch
 
 import addnorm
 from addnorm import wirings
-from support.several_streams import FORMS, LAYERS, MHC, build_transformers, make_mhc
-from support.stacks import encoder
+from support.several_streams import FORMS, LAYERS, MHC, D, build_transformers, make_mhc
+from support.stacks import Mlp, encoder
 from support.stream_steps import X, make_steps
 
 A, B, C = "A, the mixing matrix, is ", "B, the weights of the write, is ", "C, the weights of the read, is "

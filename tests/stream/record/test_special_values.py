@@ -108,3 +108,15 @@ def test_mask_of_image_holds_for_flat_values():
     rec = record(case.model, *case.inputs, tokens=mask)
     assert "omitted" not in rec.metadata
     assert rec.table() == record(case.model, *case.inputs, tokens=mask.flatten(1)).table()
+
+
+def test_gradients_whose_features_are_moved_are_omitted():
+    def run(m, x):
+        for k in range(3):
+            x = x.flip(-1) + m.branch(k, x)
+        return x
+
+    model = make_steps(run)
+    with addnorm.record(model) as rec:
+        model(torch.randn(2, 5, D)).square().sum().backward()
+    assert any("features" in reason for reason in rec.metadata["omitted"].values())

@@ -64,6 +64,8 @@ class StateGradients:
         The loss does not depend on a value without a gradient.
         """
         received, self._received = self._received, {}
+        if not received:  # its statistics were omitted when the last gradient arrived
+            return
         zero = next(iter(received.values())).new_zeros(())
         grads = [received.get(value, zero.expand(value.shape)) for value in self.values]
         for name, number in self.arrange(grads).statistics.items():
