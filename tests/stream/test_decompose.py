@@ -100,7 +100,7 @@ def test_frozen_is_linear():
     assert torch.allclose(lens[2] - lens[0], of_two)
 
 
-def test_final_norm_may_have_another_order_of_tokens(x):
+def test_final_norm_may_have_another_order_of_tokens():
     def run(m, x):
         x = x.transpose(0, 1)
         for k in range(3):
@@ -108,8 +108,8 @@ def test_final_norm_may_have_another_order_of_tokens(x):
         return m.last(x.transpose(0, 1))
 
     model = make_steps(run)
-    total = sum(addnorm.decompose(model, x).normed_components().values())
-    assert torch.allclose(total.float(), model(x).transpose(0, 1), atol=1e-5)
+    total = sum(addnorm.decompose(model, X).normed_components().values())
+    assert torch.allclose(total.float(), model(X).transpose(0, 1), atol=1e-5)
 
 
 def test_flattened_tokens():
