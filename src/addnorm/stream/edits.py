@@ -133,7 +133,9 @@ class AddEdit(WriteEdit):
             self._factors = [k for k in self._scaled if tensors[k] not in (averaged, *ADDITIVE_OPTIONS)]
             self._scaled = [k for k in self._scaled if tensors[k] == averaged]
             self._shape = getattr(arguments.get(averaged), "shape", None)
-        write = arguments.get(names[self.index]) if self.index >= 0 and not self.stacked else None
+        # This library's own nodes are torch.autograd.Functions in wheels, with the tensors of the operator in its order.
+        is_other = self.index >= 0 and not self.stacked and not self.fused
+        write = arguments.get(names[self.index]) if is_other else None
         if isinstance(write, Tensor) and write.grad_fn is not None and not torch.is_grad_enabled():
             self._edge = write.grad_fn, write.output_nr
         with torch.no_grad():
