@@ -58,7 +58,8 @@ class WrittenOut(nn.Module):
 
     def __init__(self, norm: RMSNorm) -> None:
         super().__init__()
-        self.weight, self.eps = norm.weight, norm.eps
+        assert norm.eps is not None, "a decoder's norms have a number for eps"
+        self.weight, self.eps = norm.weight, float(norm.eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the norm of `x`, in its dtype."""
