@@ -12,11 +12,12 @@ from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.jsonio import Document
 from addnorm._util.numbers import format_bytes, format_count, format_number, format_percent, format_seconds
 from addnorm._util.render import Rendered
+from addnorm._util.site_tables import mask_numbers, merge_paths
 from addnorm.fusion.benchmark import Benchmark, Timing
 from addnorm.fusion.match import Boundary
 from addnorm.fusion.proof import Proof
 from addnorm.fusion.tolerance import Difference, worst
-from addnorm.stream.find.labels import NORM_NAMES, mask_numbers, merge_paths
+from addnorm.stream.find.labels import NORM_NAMES
 
 MODEL = "the model"  # in place of the model's own path, which is empty
 MAX_SHOWN = 3  # outputs, and gradients, that a failed proof names

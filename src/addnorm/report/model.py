@@ -13,11 +13,12 @@ import torch
 
 from addnorm._util.blocks import Finding, Table, TableRow
 from addnorm._util.numbers import format_count, format_number
+from addnorm._util.site_tables import mask_numbers, merge_paths
 from addnorm.report.model_charts import ablation_chart, depth_charts, memory_charts, program_charts
 from addnorm.report.model_findings import ablation_findings, inspection_findings, recording_findings
 from addnorm.report.page import Block, Facts, Findings, Formula, Page, Section, figure_of
 from addnorm.stream.ablate import Ablation
-from addnorm.stream.find.labels import NORM_NAMES, format_norm, format_norms, mask_numbers, merge_paths
+from addnorm.stream.find.labels import NORM_NAMES, format_norm, format_norms
 from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.find.sites import Stream
 from addnorm.stream.inspection import Inspection, Part, name_wirings

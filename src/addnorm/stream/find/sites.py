@@ -15,15 +15,8 @@ from torch import nn
 
 from addnorm._util.blocks import Block, Column, Paragraph
 from addnorm._util.numbers import format_count, format_number
-from addnorm.stream.find.labels import (
-    Cells,
-    build_site_table,
-    build_title,
-    describe_learned,
-    format_norm,
-    format_norms,
-    group_sites,
-)
+from addnorm._util.site_tables import Cells, build_site_table, build_title, group_sites
+from addnorm.stream.find.labels import describe_learned, format_norm, format_norms
 from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import PlacedChain

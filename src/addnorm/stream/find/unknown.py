@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from addnorm.stream.find.labels import MAX_PATHS
+from addnorm._util.site_tables import MAX_PATHS
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,17 @@ from torch import Tensor
 
 from addnorm._util.blocks import Block, Column, Paragraph, Table
 from addnorm._util.numbers import format_count, format_number
+from addnorm._util.site_tables import Cells, build_site_table, build_title, group_sites
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.equation_errors import get_tolerance
-from addnorm.stream.find.labels import (
-    Cells,
-    build_site_table,
-    build_title,
-    format_norm,
-    group_sites,
-)
+from addnorm.stream.find.labels import format_norm
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.reasons import format_source
 from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.program.carried import Carrier
-from addnorm.stream.program.cuts import Spine, Write
 from addnorm.stream.program.maps import Map, Matrix, apply_map, assemble, measure_map, to_streams
+from addnorm.stream.program.spine import Spine, Write
 from addnorm.wirings.equation import wrap_equation
 from addnorm.wirings.spec import Wiring
 
