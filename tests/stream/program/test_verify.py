@@ -179,11 +179,11 @@ def test_models_of_transformers_are_compared_term_by_term():
 
 
 class LearnedHyperConnections(torch.nn.Module):
-    """Hyper-connections with learned matrices, and the function that computes what a sublayer reads from C and the streams."""
+    """Hyper-connections with learned matrices, and functions of them that compute what a sublayer reads, and its write."""
 
-    def __init__(self, read):
+    def __init__(self, read=lambda c, streams: c @ streams, write=lambda a, b, streams, w: a @ streams + b * w):
         super().__init__()
-        self.read = read
+        self.read, self.write = read, write
         for name, shape in (("collapse", (4,)), ("mix", (4, 4)), ("inject", (4, 1))):
             setattr(self, name, torch.nn.ParameterList(torch.randn(shape) for _ in range(2)))
         self.norms, self.mlps = (torch.nn.ModuleList(one(D) for _ in range(2)) for one in (torch.nn.LayerNorm, Mlp))
@@ -192,23 +192,32 @@ class LearnedHyperConnections(torch.nn.Module):
     def forward(self, x):
         streams = x.unsqueeze(-2).repeat(1, 1, 4, 1)
         for c, a, b, norm, mlp in zip(self.collapse, self.mix, self.inject, self.norms, self.mlps, strict=True):
-            streams = a @ streams + b * mlp(norm(self.read(c, streams))).unsqueeze(-2)
+            streams = self.write(a, b, streams, mlp(norm(self.read(c, streams))).unsqueeze(-2))
         return self.last(streams.sum(-2))
 
 
 READS = {
-    "c X": lambda c, streams: c @ streams,
     "X c": lambda c, streams: streams.mT @ c,
     "einsum": lambda c, streams: torch.einsum("n,btnd->btd", c, streams),
     "tensordot": lambda c, streams: torch.tensordot(c, streams, ([0], [2])),
 }
+WRITES = {
+    "[b A] [w; X]": lambda a, b, streams, w: torch.cat([b, a], 1) @ torch.cat([w, streams], -2),
+    "einsum": lambda a, b, streams, w: torch.einsum("kj,btjd->btkd", torch.cat([a, b], 1), torch.cat([streams, w], -2)),
+    "sum": lambda a, b, streams, w: (torch.cat([a, b], 1)[..., None] * torch.cat([streams, w], -2).unsqueeze(-3)).sum(
+        -2
+    ),
+}
 
 
-@pytest.mark.parametrize("read", READS)
-def test_read_in_one_product_for_all_tokens_is_right(read):
+@pytest.mark.parametrize("form", [*READS, *WRITES])
+def test_read_and_write_in_one_product_are_right(form):
     wiring = wirings.hyper_connections(dynamic=False)
-    found = addnorm.verify(LearnedHyperConnections(READS[read]).eval(), X, wiring=wiring)
+    forms = {name: table[form] for name, table in (("read", READS), ("write", WRITES)) if form in table}
+    model = LearnedHyperConnections(**forms).eval()
+    found = addnorm.verify(model, X, wiring=wiring)
     assert found.agrees, str(found)
+    assert addnorm.inspect(model, X).wiring == "hyper_connections"
 
 
 @pytest.mark.parametrize("wiring", [w for w in wirings.list_all() if not w.has_rows], ids=lambda w: w.name)

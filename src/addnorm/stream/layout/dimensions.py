@@ -165,26 +165,27 @@ def covers_features(value: Value, joined: bool = False) -> bool:
         first = first.inputs[0]
     if len(source.shape) == 2 and first.shape[-1:] == source.shape[-1:]:
         source = first  # a matrix product, viewed with several dimensions in place of its rows
-    return any(_is_whole(dims, start.shape, joined) for dims, start in _list_starts(value, source))
+    return any(_is_whole(dims, shape, joined) for dims, shape, _ in _list_starts(value, source))
 
 
-def _list_starts(value: Value, source: Value) -> Iterator[tuple[Dims | None, Value]]:
+def _list_starts(value: Value, source: Value) -> Iterator[tuple[Dims | None, tuple[int, ...], Roots]]:
     """Yield the dimensions of `value` as parts of `source`, of which it is a view, and as parts of the factors of a product.
 
-    A product of streams may have all their tokens and features in one dimension, which the view separates.
+    A product of streams may have all their tokens and features in one dimension, which the view separates. Each factor may be a
+    view of a product itself. The shape is that of the value whose axes the parts belong to.
     """
-    dims = _follow_views(value, source)
-    yield dims, source
+    roots = Roots()
+    dims = trace(value, {source: roots.start(source.shape)}, roots)
+    yield dims, source.shape, roots
     is_part = dims is not None and len({part.root for part in dims[-1] if part.size > 1}) == 1
     if not is_part or source.op is None or source.op.name not in MATRIX_PRODUCTS:
         return
     for k, operand in enumerate(source.op.args[:2]):
-        roots, start = Roots(), strip_views(operand)
-        own = trace(operand, {start: roots.start(start.shape)}, roots) if operand.kind & DATA else None
-        if own is not None and len(own) > 1:
-            new = roots.make(source.shape[-1 - k]) if source.op.name != "mv" else ()
-            kept = (*own[:-2], new, own[-1]) if k else (*own[:-1], new)[: len(source.shape)]
-            yield trace(value, {source: kept}, roots), start
+        for own, shape, roots in _list_starts(operand, strip_views(operand)) if operand.kind & DATA else ():
+            if own is not None and len(own) > 1:
+                new = roots.make(source.shape[-1 - k]) if source.op.name != "mv" else ()
+                kept = (*own[:-2], new, own[-1]) if k else (*own[:-1], new)[: len(source.shape)]
+                yield trace(value, {source: kept}, roots), shape, roots
 
 
 def _is_whole(dims: Dims | None, shape: tuple[int, ...], joined: bool) -> bool:
@@ -316,9 +317,7 @@ def relate(source: Value, target: Value, dims: Dims) -> Dims | None:
 
 def find_layout(value: Value, state: Value) -> Layout | None:
     """Return how a value that is computed from a state, such as a norm, gets the state's layout; None if it has other tokens."""
-    roots = Roots()
-    dims = trace(value, {state: roots.start(state.shape)}, roots)
-    parts = [part for dim in dims or () for part in dim]
+    parts = [part for dim in _follow_views(value, state) or () for part in dim]
     is_whole = math.prod(part.size for part in parts) == math.prod(state.shape)
     if not is_whole or not {part.root for part in parts} <= {*range(len(state.shape))}:
         return None

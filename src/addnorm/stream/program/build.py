@@ -9,9 +9,10 @@ from addnorm.stream.dataflow.graph import DATA, Flow, Op, walk
 from addnorm.stream.find.kinds import classify_sublayer
 from addnorm.stream.find.sublayers import find_common_frame, number_periods
 from addnorm.stream.program.carried import Carrier
-from addnorm.stream.program.cuts import Spine, find_coefficient_ops, find_spine
+from addnorm.stream.program.cuts import find_coefficient_ops, find_spine
 from addnorm.stream.program.maps import TOKENS, assemble, measure_map
 from addnorm.stream.program.result import Program, ProgramSite
+from addnorm.stream.program.spine import Spine
 
 MIN_SITES = 2
 WIDTHS = 6  # candidates for the width of a stream that are tried

@@ -8,70 +8,24 @@ augmenting paths.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
 
-from addnorm.stream.dataflow.arithmetic import is_move, is_view, match_factor
-from addnorm.stream.dataflow.graph import DATA, EDIT, Op, Value, find_ops_between, walk
-from addnorm.stream.find.norm import Norm
+from addnorm.stream.dataflow.arithmetic import is_move
+from addnorm.stream.dataflow.graph import DATA, Op, Value, walk
 from addnorm.stream.program.carried import Carrier
+from addnorm.stream.program.spine import (
+    Spine,
+    are_transposed,
+    filter_ops,
+    find_write,
+    follow_tokens,
+    join_writes,
+    list_carried_inputs,
+)
 
 _Node = tuple[Value, int]
 # The uses of a value: the index of the operator, and its carried output; None if it computes coefficients.
 _Uses = dict[Value, list[tuple[int, Value | None]]]
-
-
-@dataclass(eq=False)
-class Write:
-    """The output of a sublayer.
-
-    Attributes:
-        value: the output, a source; of sublayers that add up before they write, the sum.
-        reads: the carried values that the sublayer reads.
-        ops: the operators of the sublayer, which depend on the reads.
-        norm: the norm of the output, if `ablate` changes what it returns.
-    """
-
-    value: Value
-    reads: list[Value]
-    ops: list[Op]
-    norm: Norm | None = None
-
-    @property
-    def raw(self) -> Value:
-        """The output before its norm."""
-        return self.value if self.norm is None else self.norm.x
-
-    @property
-    def start(self) -> int:
-        """The index of the sublayer's first operator."""
-        return min(op.index for op in self.ops)
-
-
-@dataclass(eq=False)
-class Spine:
-    """The carried values of one residual program.
-
-    Attributes:
-        carrier: all carried values of the run.
-        end: the last read of the streams, or its norm.
-        writes: the outputs of the sublayers, in the order of the run.
-        starts: the sources that depend on no state: embeddings.
-        relevant: the carried values of which the end or a read is a function.
-        states: the state before each sublayer, and the state at the end.
-    """
-
-    carrier: Carrier
-    end: Value
-    writes: list[Write] = field(default_factory=list)
-    starts: list[Value] = field(default_factory=list)
-    relevant: set[Value] = field(default_factory=set)
-    states: list[list[Value]] = field(default_factory=list)
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of streams of each state."""
-        return [sum(self.carrier.order(value)[2] for value in state) for state in self.states]
 
 
 def find_spine(carrier: Carrier) -> Spine | None:
@@ -85,17 +39,17 @@ def find_spine(carrier: Carrier) -> Spine | None:
     whole = known[end].sources
     inside = {value for value, carried in known.items() if not carried.sources & ~whole}
     for source in carrier.find_sources(end):
-        write = _find_write(carrier, source, inside)
+        write = find_write(carrier, source, inside)
         spine.writes += [write] if write.reads else []
         spine.starts += [] if write.reads else [source]
-    _join_writes(spine)
+    join_writes(spine)
     for write in spine.writes:
-        write.value = _follow_tokens(carrier, write.value)
+        write.value = follow_tokens(carrier, write.value)
         carrier.sources_set.add(write.value)
     before: set[Value] = set()
     for write in spine.writes:  # an earlier read again, as of shared keys and values, is not a read of the state
         write.reads = [value for value in write.reads if value not in before] or write.reads
-        write.ops = _filter_ops(carrier, write.ops, write.reads)
+        write.ops = filter_ops(carrier, write.ops, write.reads)
         before.update(write.reads)
     reads = [value for write in spine.writes for value in write.reads]
     spine.relevant = {*walk([end, *reads], lambda value: list_carried_inputs(carrier, value))}
@@ -114,123 +68,6 @@ def _find_whole(carrier: Carrier, end: Value) -> Value:
         end = inputs[0] if "cut" in value.op.traits else end
         value = inputs[0]
     return end
-
-
-def _join_writes(spine: Spine) -> None:
-    """Join the writes that are summed before they reach the stream: those of experts, or of parallel sublayers.
-
-    None of them reads a state that contains another of them. A write may read another one itself, as a convolution of a
-    sublayer's output does.
-    """
-    carrier = spine.carrier
-    bits = {write: carrier.known[write.value].sources for write in spine.writes}
-    sums = {}
-    for value in walk([spine.end], lambda value: list_carried_inputs(carrier, value)):
-        of_value = carrier.known[value].sources
-        parts = [write for write, bit in bits.items() if bit & of_value]
-        is_sum = value.op is not None and value.op.name in ("add", "sum") and value not in carrier.sources_set
-        if is_sum and len(parts) > 1 and sum(bits[part] for part in parts) == of_value:
-            reads = [carrier.known[read].sources for part in parts for read in part.reads]
-            if not any(read & of_value and read & ~of_value for read in reads):
-                sums[value] = parts
-    for value, parts in sums.items():
-        if any({*parts} < {*others} for others in sums.values()) or not {*parts} <= {*spine.writes}:
-            continue
-        is_nested = any(read in carrier.sources_set for part in parts for read in part.reads)
-        whole = _follow_constants(value) if is_nested else value
-        carrier.sources_set.add(whole)
-        inner = dict.fromkeys(read for part in parts for read in part.reads)
-        outer = [read for read in inner if not carrier.known[read].sources & carrier.known[whole].sources]
-        ops = {op for part in parts for op in (*part.ops, *find_ops_between(part.value, whole))}
-        joined = Write(whole, outer, sorted(ops, key=lambda op: op.index))
-        spine.writes = sorted(
-            [*(w for w in spine.writes if w not in parts), joined], key=lambda write: write.value.index
-        )
-
-
-def list_carried_inputs(carrier: Carrier, value: Value) -> list[Value]:
-    """Return the values of which a carried value is a linear function in one step."""
-    return carrier.used.get(value.op, []) if value.op is not None and value not in carrier.sources_set else []
-
-
-def _find_write(carrier: Carrier, source: Value, inside: Set[Value]) -> Write:
-    """Return the sublayer that computes a source: the operators back to the carried values that it reads."""
-    ops: set[Op] = set()
-    reads: dict[Value, None] = {}
-    start = unedited = source
-    while unedited.op is not None and unedited.op.name == EDIT:
-        unedited = unedited.op.inputs[0]
-        own = carrier.find_sources(unedited)
-        start = own[0] if len(own) == 1 else unedited  # without a dropout or a norm before the edit
-    todo = [start]
-    while todo:
-        value = todo.pop()
-        if value is not start and value in inside and value.part != "memory":
-            reads[value] = None
-        elif value.op is not None and value.op not in ops:
-            ops.add(value.op)
-            todo += value.op.inputs
-    roots = sorted({_find_root(carrier, read) for read in reads}, key=lambda value: value.index)
-    norm = None if unedited is source else unedited.norm
-    return Write(source, roots, _filter_ops(carrier, sorted(ops, key=lambda op: op.index), roots), norm)
-
-
-def _filter_ops(carrier: Carrier, ops: Iterable[Op], reads: Iterable[Value]) -> list[Op]:
-    """Return the operators that depend on what a sublayer reads; its tables of positions, for example, do not."""
-    reached = {*reads}
-    own: list[Op] = []
-    for op in ops:
-        if not reached.isdisjoint(op.inputs) or any(_find_root(carrier, value) in reached for value in op.inputs):
-            reached.update(op.outputs)
-            own.append(op)
-    return own
-
-
-def _find_root(carrier: Carrier, value: Value) -> Value:
-    """Return the value of which a carried value is a view, a cut or a join."""
-    while value.norm is None and value.op is not None and is_move(value.op):
-        inputs = list_carried_inputs(carrier, value)
-        if len(inputs) != 1:
-            break
-        value = inputs[0]
-    return value
-
-
-def _follow_constants(value: Value) -> Value:
-    """Return the value after the numbers that multiply a sum, which belong to the sublayer as its last step."""
-    while True:
-        product = match_factor(value.users[0]) if len({*value.users}) == 1 else None
-        if product is None or product[1].kind != "constant" or product[0] is not value:
-            return value
-        value = value.users[0].outputs[0]
-
-
-def _follow_tokens(carrier: Carrier, value: Value) -> Value:
-    """Return the value after the last step of a sublayer: its dropout, or another order of its tokens.
-
-    Experts change the order by indices, a sequence-first attention by a transposition.
-    """
-    last, is_same = value, True
-    while True:
-        outs = [
-            op.outputs[0]
-            for op in dict.fromkeys(value.users)
-            if op.outputs and value in list_carried_inputs(carrier, op.outputs[0])
-        ]
-        if len(outs) != 1 or len(list_carried_inputs(carrier, outs[0])) != 1 or outs[0].op is None:
-            return last
-        before, value, op = value, outs[0], outs[0].op
-        product = match_factor(op)
-        is_dropout = product is not None and product[1].kind == "noise"
-        is_same &= is_dropout or is_view(op)
-        if "cut" in op.traits or (is_same and (is_dropout or _are_transposed(carrier, before, value))):
-            last = value
-
-
-def _are_transposed(carrier: Carrier, before: Value, after: Value) -> bool:
-    """Return whether two values have the same tokens with their dimensions in another order."""
-    first, second = ([part for part in carrier.list_tokens(value) if part.size > 1] for value in (before, after))
-    return first != second and sorted(first) == sorted(second)
 
 
 def _find_states(spine: Spine) -> None:
@@ -327,13 +164,16 @@ def _find_live(
 
 
 def _cut(carrier: Carrier, sources: Sequence[Value], targets: Set[Value], last: Value | None = None) -> list[Value]:
-    """Return the fewest values that lie on all paths from sources to targets; of several cuts, the one nearest to the sources.
+    """Return the values with the fewest streams that lie on all paths from sources to targets.
 
-    `last`, the last write, is in the state only if it must be: a state has the sums with it.
+    Of several such cuts it is one with the fewest values, and of these the one nearest to the sources. `last`, the last write,
+    is in the state only if it must be: a state has the sums with it.
     """
     start = {*sources}
     region = _find_region(carrier, start, targets)
     own = carrier.known[last].sources if last is not None else 0
+    capacities = {value: carrier.order(value)[2] * len(region) + 1 for value in region}
+    most = sum(capacities.values())
     # A value is two nodes, and the edge between them has its capacity. Other edges have no limit.
     room: dict[tuple[_Node, _Node], int] = {}
     ends: dict[_Node, list[_Node]] = {}
@@ -344,9 +184,9 @@ def _cut(carrier: Carrier, sources: Sequence[Value], targets: Set[Value], last: 
         ends.setdefault(b, []).append(a)
 
     for value, inputs in region.items():
-        connect((value, 0), (value, 1), len(region) if carrier.known[value].sources == own else 1)
+        connect((value, 0), (value, 1), most if carrier.known[value].sources == own else capacities[value])
         for other in inputs:
-            connect((other, 1), (value, 0), len(region) ** 2 + 1)
+            connect((other, 1), (value, 0), len(region) * most + 1)
     while True:
         parents: dict[_Node, _Node | None] = {(value, 0): None for value in sources if value in region}
         todo = deque(parents)
@@ -362,10 +202,14 @@ def _cut(carrier: Carrier, sources: Sequence[Value], targets: Set[Value], last: 
             node = None
         if node is None:
             return [value for value in region if (value, 0) in parents and (value, 1) not in parents]
-        while (before := parents[node]) is not None:
-            room[before, node] -= 1
-            room[node, before] += 1
-            node = before
+        path = [node]
+        while (before := parents[path[-1]]) is not None:
+            path.append(before)
+        edges = [*zip(path[1:], path, strict=False)]
+        flow = min(room[edge] for edge in edges)
+        for a, b in edges:
+            room[a, b] -= flow
+            room[b, a] += flow
 
 
 def _find_region(carrier: Carrier, start: Set[Value], targets: Iterable[Value]) -> dict[Value, list[Value]]:
@@ -382,7 +226,8 @@ def _find_sums(
 ) -> list[Value]:
     """Return the state after a write, `last`: the sums with it from which `targets` are computed, and what is read beside them.
 
-    If coefficients are computed from the write alone, in `live`, it is a stream of its own.
+    If coefficients are computed from the write alone, in `live`, it is a stream of its own. Streams that are joined with the
+    write before a product mixes them, as in `[A b] @ [X; w]`, are the state after this product.
     """
     region = _find_region(carrier, {*state, last}, targets)
     own = {value for value in region if carrier.known[value].sources == carrier.known[last].sources}
@@ -397,7 +242,20 @@ def _find_sums(
         return region[value]
 
     beside = [value for value in walk(targets, follow) if value in state]
+    if len(sums) == len(state) == 1 and not beside:
+        return [_follow_join(carrier, region, next(iter(sums)), carrier.order(state[0])[2])]
     return sorted([*sums, *beside], key=lambda value: value.index)
+
+
+def _follow_join(carrier: Carrier, region: Mapping[Value, list[Value]], joined: Value, n: int) -> Value:
+    """Return the value of `n` streams that is computed from a value of more streams alone; this value if there is none."""
+    value = joined
+    while carrier.order(value)[2] > n:
+        users = [out for out, inputs in region.items() if value in inputs]
+        if len(users) != 1 or region[users[0]] != [value]:
+            return joined
+        value = users[0]
+    return value if carrier.order(value)[2] == n else joined
 
 
 def _move_forward(spine: Spine, uses: _Uses, value: Value, through_norms: bool, now: int, targets: Set[Value]) -> Value:
@@ -416,5 +274,5 @@ def _move_forward(spine: Spine, uses: _Uses, value: Value, through_norms: bool, 
         if not through_norms if out.norm is not None else not (is_shifted or is_factor or "view" in out.op.traits):
             return found
         value = out
-        if not spine.states or not _are_transposed(spine.carrier, spine.states[-1][0], value):
+        if not spine.states or not are_transposed(spine.carrier, spine.states[-1][0], value):
             found = value

@@ -18,9 +18,9 @@ from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.graph import Value, walk
 from addnorm.stream.decomposition import Decomposition
 from addnorm.stream.program.carried import AFFINE, Carrier
-from addnorm.stream.program.cuts import list_carried_inputs
 from addnorm.stream.program.maps import join_streams, replay
 from addnorm.stream.program.result import Program
+from addnorm.stream.program.spine import list_carried_inputs
 from addnorm.stream.shares import BIASES, Components, source_shares, sum_components
 
 START = "x_0"  # the component of the embeddings

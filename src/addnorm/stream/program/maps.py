@@ -23,7 +23,7 @@ from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value, walk
 from addnorm.stream.dataflow.replay import relative_error, replay_op, run_op
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.program.carried import Carrier, find_weights
-from addnorm.stream.program.cuts import list_carried_inputs
+from addnorm.stream.program.spine import list_carried_inputs
 
 BETWEEN = "a norm of a sum lies between two states"
 EARLIER = "a value from before the state is read again"
