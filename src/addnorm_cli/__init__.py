@@ -13,8 +13,6 @@ Exit codes: 0 done; 1 failed; 2 the arguments are wrong; 3 a proof failed; 130 i
 reader of the output is gone; 143 ended by SIGTERM.
 """
 
-from __future__ import annotations
-
 __all__ = ["main"]
 
 

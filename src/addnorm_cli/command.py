@@ -1,7 +1,5 @@
 """Commands whose code is imported when they run."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import os

@@ -1,7 +1,5 @@
 """The commands: their parameters and their help. A docstring is the help; the code is in `addnorm/cli`."""
 
-from __future__ import annotations
-
 import re
 
 import click

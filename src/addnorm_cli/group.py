@@ -1,7 +1,5 @@
 """The group of all commands: it turns exceptions and signals into a sentence and an exit code."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 `guard_streams` replaces `sys.stdout`. If the device is full, the output goes on in a file and `finish_output` says where.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

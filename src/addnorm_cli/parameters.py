@@ -1,7 +1,5 @@
 """Types of parameters, and the values that the shell completes."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import re

@@ -1,7 +1,5 @@
 """Checks of arguments. An error is one sentence: the argument, its value, the expected value."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from numbers import Real

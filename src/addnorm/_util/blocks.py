@@ -1,7 +1,5 @@
 """Paragraphs, tables and findings as data. `addnorm._util.render` shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -4,8 +4,6 @@ The new content goes into a temporary file in the same folder, which then replac
 the file they lead to is replaced. Directories, devices, pipes and sockets are refused.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import tempfile

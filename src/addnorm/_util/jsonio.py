@@ -3,8 +3,6 @@
 The words are those of JavaScript, so that a page reads them back with `Number(word)`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

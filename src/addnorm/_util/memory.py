@@ -1,7 +1,5 @@
 """Memory of this machine that is free, to refuse work that cannot fit before it begins."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from pathlib import Path

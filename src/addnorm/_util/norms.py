@@ -5,8 +5,6 @@
 CONTRIBUTING.md lists what a new kind needs besides its entry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 

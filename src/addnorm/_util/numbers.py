@@ -3,8 +3,6 @@
 `float` reads the text of a number back. Powers of ten are short: 1.2e-5, not 1.2e-05.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Imports of optional packages, with errors that name the extra to install."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Interleaved timing: several variants measured in turns, so that a disturbance of the machine affects all of them alike."""
 
-from __future__ import annotations
-
 import gc
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence

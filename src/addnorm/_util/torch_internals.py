@@ -5,8 +5,6 @@ the formulas of `reference.py` compute in eager torch (`MISSING`); a tool that n
 `tests/util/test_torch_internals.py` removes each; the tests of the tools fail if a newer torch changes one.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

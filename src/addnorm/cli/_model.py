@@ -1,7 +1,5 @@
 """Commands on a model: its options, loading it, inspecting it, describing it and its inputs, a training step without labels."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

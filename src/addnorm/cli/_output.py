@@ -1,7 +1,5 @@
 """Printing and failing, for all commands: consoles, JSON, notes, progress, errors with their exit codes."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """`addnorm ablate`: a model without each of its sublayers."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from addnorm.cli._model import (

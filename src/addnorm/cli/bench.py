@@ -1,7 +1,5 @@
 """`addnorm bench`: the speed and the accuracy of the operation on this machine, in tables: the ratio first, then the times."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from functools import partial

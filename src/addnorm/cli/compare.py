@@ -3,8 +3,6 @@
 `run` has many parameters, since click passes each option of the command line as one.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

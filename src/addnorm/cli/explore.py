@@ -1,7 +1,5 @@
 """`addnorm explore`: the explorer's server, or its page as a folder, from the terminal."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

@@ -3,8 +3,6 @@
 The report's path and packages are checked before the model runs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """`addnorm locate`: which state, read or write of a model's residual streams a saved tensor is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

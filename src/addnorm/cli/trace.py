@@ -1,7 +1,5 @@
 """`addnorm trace`: one token through Add & Norm, step by step."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from typing import Any

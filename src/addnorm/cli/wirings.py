@@ -1,7 +1,5 @@
 """`addnorm wirings`: the list of the wirings, and one wiring with its constants at a depth."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Projections whose output features are sharded: each process computes its part of them with ordinary tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Plan of a model: the parallel style of each stack, attention and feed-forward in it."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module

@@ -4,8 +4,6 @@ Between the modules of a stack the stream is a DTensor: replicated, or sharded o
 attention or a feed-forward, tensors are ordinary tensors: each process computes its heads or its hidden features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

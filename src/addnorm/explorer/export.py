@@ -8,8 +8,6 @@ scripts that call `addnormExport(name, content)`, and the modules of the page ar
 nor import modules from file://.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 The trace view has no module: the page computes the trace itself; tests compare it with `addnorm.trace`.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

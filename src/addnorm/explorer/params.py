@@ -4,8 +4,6 @@ FIELDS = {"sublayers": Number(24, 2, 96, step=2), "placement": Choice("post", ("
 read_params(FIELDS, {"sublayers": 48})  ->  {"sublayers": 48, "placement": "post"}
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -7,8 +7,6 @@ Each racer is a `Run` of `addnorm.lab` with the same text, batches and seed, and
 `addnorm.lab.train(run, python_docs())` to the bit. Closing the generator ends both trainings and removes all hooks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
 from functools import cache

@@ -4,8 +4,6 @@ A request names a recording by its number, never by a path. A response has the v
 statistic at one site over at most `MAX_STEPS` steps.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ and the newest of each kind waits; an older one that still waits fails with `Sup
 thread that computes, even when the client has disconnected: there are never more threads than slots.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator

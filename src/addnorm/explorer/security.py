@@ -4,8 +4,6 @@ A server on one's own machine can be reached by any page that is open in the bro
 (so the Host is checked), or by a form (so the Origin is).
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -9,8 +9,6 @@ POST /api/race               two trainings, as server-sent events
 GET  /healthz                "ok"
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 import time

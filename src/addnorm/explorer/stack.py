@@ -1,7 +1,5 @@
 """The data of the stack view: a stack before training, which `addnorm.lab.init_probe` measures when the LayerNorm is moved."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from addnorm._util.norms import KINDS

@@ -1,7 +1,5 @@
 """The data of the streams view: a path from one residual stream to n streams, which `addnorm.lab.StreamsProbe` measures."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Comparison of an ONNX file in onnxruntime with the program it was exported from."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -3,8 +3,6 @@
 `export` has many parameters, since most of them are those of `torch.onnx.export`.
 """
 
-from __future__ import annotations
-
 import logging
 import tempfile
 import warnings

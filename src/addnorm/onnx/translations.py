@@ -4,8 +4,6 @@ Each function here is called by torch's exporter with symbolic values for the te
 are known, values and dynamic sizes are not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 `trace` has many parameters, since each setting of the norm and of the table is one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Worked examples by name: the lessons' examples with their printed numbers, and common mismatches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Steps of a trace, each with formula, numbers and value, and their text."""
 
-from __future__ import annotations
-
 import math
 import re
 import textwrap
