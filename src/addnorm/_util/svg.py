@@ -4,14 +4,11 @@ A chart is drawn for a width in pixels, so that its texts have the size of the p
 Series differ by colour, dash and filling, points by the marker of their kind.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import resources
-from typing import NamedTuple
 
 from addnorm._util.charts import NUM_LOOKS, STRIDES, Axis, Chart, Map, Panel, Scale, Series, format_tick
 
@@ -33,27 +30,12 @@ NAMED = {
 CROSS, TRIANGLE = "m-3.5-3.5l7 7m0-7l-7 7", "m-4-6h8l-4 6z"
 MANY = 64  # points beyond which markers would cover the line
 CHAR = 7.0  # average width of a character
-ENTRY, NAME, TICKS, LABEL, BETWEEN = (
-    22,
-    26,
-    22,
-    20,
-    16,
-)  # heights: line of the legend, panel's name, ticks, axis's label, gap
+# Heights: line of the legend, panel's name, ticks, axis's label, gap.
+ENTRY, NAME, TICKS, LABEL, BETWEEN = 22, 26, 22, 20, 16
 LABELLED = 16  # a map with at most so many rows and columns shows its numbers, if they have room
 BAR = 0.72  # width of a bar, in units of the x axis
 LEVELS = 32  # opacities of a map's cells
 DARK = 0.5  # share of the largest number from which on a cell's text has the colour of the paper
-
-
-class Box(NamedTuple):
-    """Rectangle of a panel in pixels, and the room for texts on its left."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    left: float
 
 
 def draw_chart(chart: Chart, width: int, classes: str = "chart") -> str:
@@ -72,14 +54,13 @@ def draw_chart(chart: Chart, width: int, classes: str = "chart") -> str:
     for begin in range(0, len(chart.panels), columns):
         bottom = 0.0
         y += NAME
-        row: Sequence[Panel | Map] = chart.panels[begin : begin + columns]
-        for j, panel in enumerate(row):
-            box = Box(j * (cell + BETWEEN) + left, y, cell - left - 8, panel.height, left)
+        for j, panel in enumerate(chart.panels[begin : begin + columns]):
+            x, size = j * (cell + BETWEEN) + left, cell - left - 8
             axis, scale = _x_axis(chart, panel)
             is_last = begin + columns >= len(chart.panels) or axis is not chart.x or isinstance(panel, Map)
-            parts.append(_text(box.x - left + 2, y - 10, panel.label, "name"))
-            parts += _draw_map(panel, box) if isinstance(panel, Map) else _draw_panel(panel, labels, scale, box)
-            parts += _draw_x_axis(axis, scale, box, is_last)
+            drawn = _draw_map(panel, size, left) if isinstance(panel, Map) else _draw_panel(panel, labels, scale, size)
+            parts.append(_group(x, y, _text(2 - left, -10, panel.label, "name"), *drawn))
+            parts.append(_group(x, y + panel.height, *_draw_x_axis(axis, scale, size, is_last)))
             bottom = max(bottom, panel.height + is_last * (TICKS * (1 + bool(axis.groups)) + LABEL * bool(axis.label)))
         y += bottom + BETWEEN / 2
     label = escape(f"{chart.title}. {chart.caption}")
@@ -125,6 +106,11 @@ def _path(steps: Iterable[str], classes: str) -> str:
     return f'<path class="{classes}" d="{d}"/>' if d else ""
 
 
+def _group(x: float, y: float, *elements: str) -> str:
+    """Return elements whose coordinates begin at (x, y)."""
+    return f'<g transform="translate({_number(x)} {_number(y)})">{"".join(elements)}</g>'
+
+
 def _marks(points: Iterable[tuple[float, float]], shape: str) -> Iterator[str]:
     return (f"M{_number(x)} {_number(y)}{shape}" for x, y in points)
 
@@ -136,35 +122,43 @@ def _style_classes(series: Series, labels: Sequence[str]) -> str:
     return f"s{colour % NUM_LOOKS + 1} d{dash % DASHES}"
 
 
-def _draw_legend(chart: Chart, labels: Sequence[str], width: int) -> tuple[list[str], float]:
-    """Return the legend above the panels, and its height."""
-    entries: dict[str, str] = {}
+def _list_legend(chart: Chart, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names in the legend with their swatches; some come again."""
     for panel in chart.panels:
         if isinstance(panel, Map):
-            negative = any(share < 0 for column in panel.shares for share in column)
-            for share in (*[-panel.most / 4] * negative, *(panel.most * part for part in (0.01, 0.1, 0.25, 0.5, 1))):
-                entries[f"{share:.2g}"] = _cell(["M4-6h18v12h-18z"], share, panel.most)
+            has_negative = any(share < 0 for column in panel.shares for share in column)
+            for part in (*[-0.25] * has_negative, 0.01, 0.1, 0.25, 0.5, 1.0):
+                yield f"{panel.most * part:.2g}", _cell(["M4-6h18v12h-18z"], _strength(part))
             continue
         if len({one.label for one in panel.series}) > 1:
             for one in panel.series:
                 swatch = _path(["M4-5h18v10h-18z"], "bar") if one.form == "bars" else _path(["M0 0h26"], "line")
                 point = _path(_marks([(13, 0)], ROUND), "point") if "" in one.kinds else ""
-                entries.setdefault(one.label, f'<g class="{_style_classes(one, labels)}">{swatch}{point}</g>')
-        entries |= {name: _path(["M0 0h26"], "rule") for name, y in panel.lines.items() if panel.scale.has(y)}
+                yield one.label, f'<g class="{_style_classes(one, labels)}">{swatch}{point}</g>'
+        yield from ((name, _path(["M0 0h26"], "rule")) for name, y in panel.lines.items() if panel.scale.has(y))
         if panel.lost:
-            entries["NaN or infinite"] = _path(_marks([(13, 0)], CROSS), "lost")
+            yield "NaN or infinite", _path(_marks([(13, 0)], CROSS), "lost")
         if panel.zeros:
-            entries["0, off the log axis"] = _path(_marks([(13, 3)], TRIANGLE), "zeros")
+            yield "0, off the log axis", _path(_marks([(13, 3)], TRIANGLE), "zeros")
     kinds = {kind for panel in chart.panels for one in panel.series for kind in one.kinds}
-    entries |= {name: _path(_marks([(13, 0)], MARKERS[kind]), "kind") for kind, name in NAMED.items() if kind in kinds}
+    yield from (
+        (name, _path(_marks([(13, 0)], MARKERS[kind]), "kind")) for kind, name in NAMED.items() if kind in kinds
+    )
+
+
+def _draw_legend(chart: Chart, labels: Sequence[str], width: int) -> tuple[list[str], float]:
+    """Return the legend above the panels, and its height."""
+    swatches: dict[str, str] = {}
+    for name, swatch in _list_legend(chart, labels):
+        swatches.setdefault(name, swatch)
     parts, x, y = [], 2.0, ENTRY / 2
-    for name, swatch in entries.items():
+    for name, swatch in swatches.items():
         size = 34 + CHAR * len(name)
         if x > 2 and x + size > width:
             x, y = 2.0, y + ENTRY
-        parts.append(f'<g transform="translate({_number(x)} {_number(y)})">{swatch}{_text(32, 4, name)}</g>')
+        parts.append(_group(x, y, swatch, _text(32, 4, name)))
         x += size + 14
-    return parts, y + ENTRY / 2 if entries else 0.0
+    return parts, y + ENTRY / 2 if swatches else 0.0
 
 
 def _x_axis(chart: Chart, panel: Panel | Map) -> tuple[Axis, Scale]:
@@ -181,59 +175,56 @@ def _x_axis(chart: Chart, panel: Panel | Map) -> tuple[Axis, Scale]:
     return axis, Scale(low - room, high + room)
 
 
-def _draw_x_axis(axis: Axis, scale: Scale, box: Box, is_labelled: bool) -> Iterator[str]:
+def _draw_x_axis(axis: Axis, scale: Scale, width: float, is_labelled: bool) -> Iterator[str]:
     """Yield the line, the ticks and the labels of an x axis. Numbers that have no room are left out."""
-    y = box.y + box.height
-    yield _path([f"M{_number(box.x)} {_number(y)}h{_number(box.width)}"], "axis")
+    yield _path([f"M0 0h{_number(width)}"], "axis")
     if not is_labelled:
         return
     ticks = {tick: format_tick(tick) for tick in scale.ticks(6)} if axis.ticks is None else axis.ticks
-    places = [
-        (box.x + box.width * scale.place(tick), text) for tick, text in ticks.items() if scale.low <= tick <= scale.high
-    ]
+    places = [(width * scale.place(tick), text) for tick, text in ticks.items() if scale.has(tick)]
     room = 8 + CHAR * max((len(text) for _, text in places if text.isdigit()), default=1)
-    stride = next(number for number in STRIDES if len(places) * room / number <= box.width)
+    stride = next(number for number in STRIDES if len(places) * room / number <= width)
     kept = [(x, text) for x, text in places if not text.isdigit()]
     for x, text in places:
         if text.isdigit() and int(text) % stride == 0 and all(abs(x - other) >= room for other, _ in kept):
             kept.append((x, text))
-    yield _path((f"M{_number(x)} {_number(y)}v4" for x, _ in kept), "axis")
-    yield from (_text(x, y + 17, text, "mid") for x, text in kept)
+    yield _path((f"M{_number(x)} 0v4" for x, _ in kept), "axis")
+    yield from (_text(x, 17, text, "mid") for x, text in kept)
     for name, ends in axis.groups.items():
-        y = box.y + box.height + TICKS
-        yield _text(box.x + box.width * scale.place(sum(ends) / 2), y + 15, name, "mid")
-    yield _text(box.x + box.width / 2, y + TICKS + 13, axis.label, "mid name") if axis.label else ""
+        yield _text(width * scale.place(sum(ends) / 2), TICKS + 15, name, "mid")
+    if axis.label:
+        below = TICKS * (1 + bool(axis.groups))
+        yield _text(width / 2, below + 13, axis.label, "mid name")
 
 
-def _draw_panel(panel: Panel, labels: Sequence[str], across: Scale, box: Box) -> Iterator[str]:
+def _draw_panel(panel: Panel, labels: Sequence[str], across: Scale, width: float) -> Iterator[str]:
     """Yield the grid, the y axis, and the series of a panel."""
     scale = panel.scale
-    grid = [(box.y + box.height * (1 - scale.place(tick)), format_tick(tick)) for tick in scale.ticks()]
-    yield _path((f"M{_number(box.x)} {_number(y)}h{_number(box.width)}" for y, _ in grid), "grid")
-    yield from (_text(box.x - 7, y + 4, text, "end") for y, text in grid)
+
+    def level(y: float) -> float:
+        return 6 + panel.height * (1 - scale.place(y))
+
+    yield from (_text(-7, level(tick) - 2, format_tick(tick), "end") for tick in scale.ticks())
     # The inner element cuts off what lies beyond the limits.
-    yield f'<svg x="{_number(box.x)}" y="{_number(box.y - 6)}" width="{_number(box.width)}" height="{_number(box.height + 12)}">'
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return box.width * across.place(x), 6 + box.height * (1 - scale.place(y))
-
+    yield f'<svg y="-6" width="{_number(width)}" height="{_number(panel.height + 12)}">'
     rules = {
+        "grid": scale.ticks(),
         "axis": [0.0] * (scale.low < 0 and scale.has(0.0)),
         "rule": [y for y in panel.lines.values() if scale.has(y)],
     }
-    for classes, heights in rules.items():
-        yield _path((f"M0 {_number(place(across.high, y)[1])}h{_number(box.width)}" for y in heights), classes)
+    for classes, values in rules.items():
+        yield _path((f"M0 {_number(level(y))}h{_number(width)}" for y in values), classes)
     for series in panel.series:
         yield f'<g class="{_style_classes(series, labels)}"><title>{escape(series.label)}</title>'
         kinds = series.kinds or [""] * len(series.points)
         drawn = [
-            (*place(x, y), kind) for (x, y), kind in zip(series.points, kinds, strict=True)
+            (width * across.place(x), level(y), kind) for (x, y), kind in zip(series.points, kinds, strict=True)
             if math.isfinite(y) and (y > 0 or not scale.log)
         ]  # fmt: skip
         if series.form == "bars":
-            width, base = BAR * box.width / (across.high - across.low), place(across.high, max(scale.low, 0.0))[1]
-            edges = f"h{_number(width)}V{_number(base)}z"
-            yield _path((f"M{_number(x - width / 2)} {_number(base)}V{_number(y)}{edges}" for x, y, _ in drawn), "bar")
+            bar, base = BAR * width / (across.high - across.low), level(max(scale.low, 0.0))
+            edges = f"h{_number(bar)}V{_number(base)}z"
+            yield _path((f"M{_number(x - bar / 2)} {_number(base)}V{_number(y)}{edges}" for x, y, _ in drawn), "bar")
         elif series.form == "line":
             yield _path((f"{'L' if j else 'M'}{_number(x)} {_number(y)}" for j, (x, y, _) in enumerate(drawn)), "line")
         if series.form == "dots" or (series.form == "line" and series.kinds and len(drawn) <= MANY):
@@ -241,50 +232,45 @@ def _draw_panel(panel: Panel, labels: Sequence[str], across: Scale, box: Box) ->
                 own = ((x, y) for x, y, of in drawn if of == kind)
                 yield _path(_marks(own, MARKERS.get(kind, MARKERS["other"])), "point")
         yield "</g>"
-    lost, zeros = ([box.width * across.place(x) for x, _ in points] for points in (panel.lost, panel.zeros))
-    yield _path(_marks(((x, 14) for x in lost), CROSS), "lost")
-    yield _path(_marks(((x, box.height + 6) for x in zeros), TRIANGLE), "zeros")
+    for classes, points, y, shape in (
+        ("lost", panel.lost, 14, CROSS), ("zeros", panel.zeros, panel.height + 6, TRIANGLE),
+    ):  # fmt: skip
+        yield _path(_marks(((width * across.place(x), y) for x, _ in points), shape), classes)
     yield "</svg>"
 
 
-def _draw_map(panel: Map, box: Box) -> Iterator[str]:
-    """Yield the cells of a map. Cells before a source's write are blank.
-
-    The opacity is the square root of the share: shares in a deep stream are small and of either sign, except that of x_0.
-    """
-    width, height = box.width / len(panel.shares), box.height / len(panel.sources)
+def _draw_map(panel: Map, width: float, margin: float) -> Iterator[str]:
+    """Yield the cells of a map, and the names of the sources in its left margin. Cells before a source's write are blank."""
+    wide, high = width / len(panel.shares), panel.height / len(panel.sources)
     cells: dict[float, list[str]] = {}
     texts: list[str] = []
-    room = int((box.left - 7) / CHAR)
-    is_labelled = max(len(panel.shares), len(panel.sources)) <= LABELLED and width > 5 * CHAR
-    for row, (source, numbers) in enumerate(zip(panel.sources, panel.cells, strict=True)):
-        y = box.y + box.height - height * (row + 1)  # the first source is the lowest
+    room = int((margin - 7) / CHAR)
+    is_labelled = max(len(panel.shares), len(panel.sources)) <= LABELLED and wide > 5 * CHAR
+    for row, (source, numbers) in enumerate(zip(panel.sources, panel.cells, strict=True), 1):
+        y = panel.height - high * row  # the first source is the lowest
         for k, share in enumerate(numbers):
             if math.isfinite(share):
-                x = box.x + width * k
-                step = f"M{_number(x)} {_number(y)}h{width:.2f}v{height:.2f}h-{width:.2f}z"
-                level = math.copysign(round(LEVELS * _opacity(share, panel.most)) / LEVELS, share)
-                cells.setdefault(level, []).append(step)
+                strength = _strength(share / (panel.most or 1.0))
+                step = f"M{_number(wide * k)} {_number(y)}h{wide:.2f}v{high:.2f}h-{wide:.2f}z"
+                cells.setdefault(round(LEVELS * strength) / LEVELS, []).append(step)
                 if is_labelled:
-                    texts.append(
-                        _text(
-                            x + width / 2,
-                            y + height / 2 + 4,
-                            f"{share:.2f}",
-                            "mid dark" if abs(share) > DARK * panel.most else "mid",
-                        )
-                    )
+                    classes = "mid dark" if abs(share) > DARK * panel.most else "mid"
+                    texts.append(_text(wide * (k + 0.5), y + high / 2 + 4, f"{share:.2f}", classes))
         text = source if len(source) <= room else f"…{source[1 - room :]}"
-        texts.append(_text(box.x - 7, y + height / 2 + 4, text, "end"))
-    yield from (_cell(steps, math.copysign(level**2 * panel.most, level), panel.most) for level, steps in cells.items())
+        texts.append(_text(-7, y + high / 2 + 4, text, "end"))
+    yield from (_cell(steps, strength) for strength, steps in cells.items())
     yield from texts
 
 
-def _opacity(share: float, most: float) -> float:
-    return math.sqrt(min(abs(share) / (most or 1.0), 1.0))
+def _strength(part: float) -> float:
+    """Return the strength of the colour of a part of the largest share, with the part's sign: the root of its magnitude.
+
+    Shares in a deep stream are small and of either sign, except that of x_0.
+    """
+    return math.copysign(math.sqrt(min(abs(part), 1.0)), part)
 
 
-def _cell(steps: Iterable[str], share: float, most: float) -> str:
-    """Return the SVG path of all cells that have the same share."""
-    opacity = 0.04 + 0.96 * _opacity(share, most)
-    return f'<path class="cell s{2 if share < 0 else 1}" fill-opacity="{opacity:.2f}" d="{"".join(steps)}"/>'
+def _cell(steps: Iterable[str], strength: float) -> str:
+    """Return the SVG path of all cells that have the same strength."""
+    opacity = 0.04 + 0.96 * abs(strength)
+    return f'<path class="cell s{2 if strength < 0 else 1}" fill-opacity="{opacity:.2f}" d="{"".join(steps)}"/>'
