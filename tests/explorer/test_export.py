@@ -230,15 +230,15 @@ def test_other_settings_of_an_address_become_the_nearest(disk_page):
     ("more", "query"),
     [
         ("", {"what": "out.rms"}),
-        ("&rstep=1&rwhat=write.ratio&rdepth=2", {"step": "1", "what": "write.ratio", "depth": "2"}),
-        ("&rwhat=write.ratio&rdepth=0", {"what": "write.ratio", "depth": "0"}),  # x_0 has no write
+        ("&rstep=1&rwhat=write.ratio&rdepth=2", {"step": 1, "what": "write.ratio", "depth": 2}),
+        ("&rwhat=write.ratio&rdepth=0", {"what": "write.ratio", "depth": 0}),  # x_0 has no write
         ("&rec=3&rstream=decoder", {"stream": "decoder"}),
     ],
 )
 def test_recordings_are_those_of_the_server(disk_page, recordings, more, query):
     disk_page.recording(more)
     number = 3 if "rec=3" in more else 0
-    expected = to_jsonable(Recordings(recordings).parse(number, query)())
+    expected = respond(Recordings(recordings), {"recording": number, **query})
     found = json.loads(disk_page.download("JSON"))
     found = found.get("recording", found)
     assert found["path"] == Path(expected.pop("path")).name

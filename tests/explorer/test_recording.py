@@ -32,7 +32,7 @@ def serve(tmp_path):
 
 def answer(recordings, number=0, **query):
     """Return the response that the page gets, after a round trip through JSON."""
-    result = recordings.parse(number, {name: str(value) for name, value in query.items()})()
+    result = recordings.compute(recordings.parse({"recording": number, **query}))
     return json.loads(json.dumps(to_jsonable(result), allow_nan=False))
 
 
@@ -176,29 +176,33 @@ def test_odd_metadata_breaks_nothing(serve, fact, odd):
 @pytest.mark.parametrize(
     ("number", "query", "says"),
     [
-        (4, {}, "recording is 4, expected a number from 0 to 3."),
-        (-1, {}, "recording is -1, expected a number from 0 to 3."),
-        (0, {"step": "x"}, "step is 'x', expected a whole number."),
-        (0, {"step": "9" * 99}, "expected a whole number."),
-        (0, {"step": "7"}, "step is 7, expected a whole number from 0 to 3."),
+        (4, {}, "recording is 4, expected a whole number from 0 to 3."),
+        (-1, {}, "recording is -1, expected a whole number from 0 to 3."),
+        (0, {"step": "x"}, "step is 'x', expected a whole number from 0 to 3."),
+        (0, {"step": 10**99}, "expected a whole number from 0 to 3."),
+        (0, {"step": 7}, "step is 7, expected a whole number from 0 to 3."),
         (0, {"stream": "../etc"}, "stream is '../etc', expected one of stream."),
         (0, {"what": "out.rsm"}, "what is 'out.rsm', expected one of out.rms, "),
         (0, {"what": "read.rms"}, "what is 'read.rms', expected"),
-        (0, {"depth": "1.5"}, "depth is '1.5', expected a whole number."),
-        (0, {"file": "/etc/passwd"}, "the request has 'file', which is unknown, expected step, stream, what, depth."),
+        (0, {"depth": 1.5}, "depth is 1.5, expected a whole number from -1000000000 to 1000000000."),
+        (
+            0,
+            {"file": "/etc/passwd"},
+            "the request has 'file', which is unknown, expected recording, step, stream, what, depth.",
+        ),
     ],
 )
 def test_parse_rejects_wrong_params(served, number, query, says):
-    with pytest.raises(ValueError if query else LookupError, match=r"\A.*\Z") as raised:
-        served.parse(number, query)
+    with pytest.raises(ValueError, match=r"\A.*\Z") as raised:
+        served.parse({"recording": number, **query})
     assert says in raised.value.args[0]
 
 
 def test_without_recordings():
     none = Recordings()
     assert none.describe() == []
-    with pytest.raises(LookupError, match="recording is 0, expected none: start addnorm explore with a FILE"):
-        none.parse(0, {})
+    with pytest.raises(ValueError, match="the explorer has no recording, expected one or more: start addnorm explore"):
+        none.parse({})
 
 
 def test_empty_recording_is_rejected(serve):

@@ -54,7 +54,7 @@ def test_recording_marks_and_badges_equal_file(explorer, files, recordings):
         rec = files[number]
         page = explorer.recording(f"&rec={number}&rstream={stream}")
         assert_drawn(explorer, rec, rec.steps[-1], stream)
-        response = served.parse(number, {"stream": stream})()
+        response = served.compute(served.parse({"recording": number, "stream": stream}))
         assert badges(page) == {badge["name"]: [badge["state"], badge["text"]] for badge in response["badges"]}
         assert page.locator(".recording-sheet").is_visible() == (number != SCALED)
         cells = explorer.charts()[0].get("recording-map", {}).values()

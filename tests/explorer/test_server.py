@@ -100,7 +100,7 @@ def test_links_from_other_sites_open_the_page(client):
 
 
 def test_token_is_required():
-    paths = ["/", "/healthz", "/api/meta", "/static/app.js", "/nothing", "/api/recording/0"]
+    paths = ["/", "/healthz", "/api/meta", "/static/app.js", "/nothing", "/api/nothing"]
     wrong = ["", "?token=", "?token=Secret", "?token=secret2", "?token=%F0%9F%92%A9&x=%ff", "?token&token=secre"]
     client = TestClient(create_app(hosts=None, token="secret"), "http://any.example:8017")
     for path in (f"{path}{query}" for path in paths for query in wrong):

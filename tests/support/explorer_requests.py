@@ -2,7 +2,6 @@
 
 import json
 import random
-from urllib.parse import quote
 
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import race, stack, streams
@@ -45,8 +44,8 @@ BROKEN = [
 PATHS = [
     "/nothing", "//healthz", "/healthz/x", "/index.html", "/static", "/static/", "/static//etc/passwd", "/static/../server.py",
     "/static/%2e%2e/server.py", "/static/..%2f..%2fserver.py", "/static/%2e%2e%5cserver.py", "/static/app.js/x", "/static/a%00b",
-    "/static/" + "a" * 300, "/static/%ff%fe", "/static/stack", "/%zz", "/api/", "/api/Stack", "/api/recording/", "/api/recording/0/1",
-    "/api/recording/0%2f..%2f1", "/../../etc/passwd", "*", "x", "http://evil.example/", "/\\", "/healthz%0d%0aX:y",
+    "/static/" + "a" * 300, "/static/%ff%fe", "/static/stack", "/%zz", "/api/", "/api/Stack", "/api/recording/", "/api/recording/0",
+    "/api/recording%2f..%2fmeta", "/../../etc/passwd", "*", "x", "http://evil.example/", "/\\", "/healthz%0d%0aX:y",
 ]  # fmt: skip
 
 
@@ -68,14 +67,15 @@ def bad_requests():
     kinds = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp",
              "text/json", "application", "\xff", "a" * 5000)  # fmt: skip
     methods = ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD", "TRACE", "BREW", "CONNECT", "x" * 100)
-    for path in ("/api/stack", "/api/race"):
+    for path in ("/api/stack", "/api/recording", "/api/race"):
         yield from (("POST", path, {"Content-Type": kind}, b"{}", {415}) for kind in kinds)
         yield from ((method, path, {}, None, {405}) for method in methods)
-    for path in ("/", "/healthz", "/api/meta", "/static/app.js", "/api/recording/0"):
+    for path in ("/", "/healthz", "/api/meta", "/static/app.js"):
         yield from ((method, path, {}, None, {405}) for method in methods if method not in ("GET", "HEAD"))
     yield from (("GET", path, {}, None, {404}) for path in PATHS)
-    for which in ("0", "-1", "x", "9" * 5000, "1.0", "%00", "..", "0?step=" + "9" * 5000, "0?x=1", "٣"):
-        yield "GET", f"/api/recording/{quote(which, safe='?=%')}", {}, None, {404, 422}
+    numbers = (0, -1, "x", 10**50, 1.5, None)  # the server has no recording
+    for value in (*STRANGE, *({"recording": number} for number in numbers), {"step": "9" * 5000}, {"x": 1}):
+        yield "POST", "/api/recording", JSON, json.dumps(value).encode(), {422}
 
 
 def mangled_requests(count):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ def choose_looks(wirings: Sequence[str]) -> list[int]:
         look = own.get(name)
         if look is None or look in looks:
             taken = {*looks, *own.values()}
-            look = next(n for n in range(NUM_LOOKS + len(wirings) + len(LOOKS)) if n not in taken)
+            look = next(n for n in itertools.count() if n not in taken)
         looks.append(look)
     return looks
 
@@ -159,13 +160,9 @@ class Map(NamedTuple):
     @property
     def cells(self) -> list[list[float]]:
         """For each source its numbers by depth, NaN before the source's write."""
-        begins = [
-            next((k for k, column in enumerate(self.shares) if column[row]), 0) for row in range(len(self.sources))
-        ]
-        return [
-            [math.nan if k < begin else column[row] for k, column in enumerate(self.shares)]
-            for row, begin in enumerate(begins)
-        ]
+        rows = [*zip(*self.shares, strict=True)]
+        begins = [next((k for k, share in enumerate(row) if share), 0) for row in rows]
+        return [[*[math.nan] * begin, *row[begin:]] for row, begin in zip(rows, begins, strict=True)]
 
     @property
     def height(self) -> int:

@@ -210,23 +210,24 @@ def _fit(table: Table, width: int) -> tuple[RichTable, str]:
     A table with columns that may be dropped and that is too wide gets headings of two lines, then loses columns as `Column.drop`
     says. The caption names the "last" columns that were left out. Other tables stay as they are.
     """
-    places, left_out, gap = [*range(len(table.columns))], list[str](), GAP
+    places = [*range(len(table.columns))]
 
-    def is_too_wide(broken: bool = True) -> bool:
-        return _measure(table, _rich_table(table, places, gap, broken, FOLDED)) > width
+    def fits(places: Sequence[int], gap: int, broken: bool = True) -> bool:
+        return _measure(table, _rich_table(table, places, gap, broken, FOLDED)) <= width
 
-    if all(column.drop == "never" for column in table.columns) or not is_too_wide(broken=False):
+    if all(column.drop == "never" for column in table.columns) or fits(places, GAP, broken=False):
         return _rich_table(table), table.caption
-    for when in ("first", "last"):
-        if when == "last" and is_too_wide():
-            gap = 1
-        for place in reversed([*places]):
-            if table.columns[place].drop == when and is_too_wide():
-                places.remove(place)
-                if when == "last":
-                    left_out.insert(0, " ".join(table.columns[place].header.split()))
-    more = [f"A wider terminal shows more: {', '.join(left_out)}."] if left_out else []
-    return _rich_table(table, places, gap, broken=True), " ".join([*filter(None, [table.caption]), *more])
+    layouts = []
+    for when, gap in (("first", GAP), ("last", 1)):
+        layouts.append((places, gap))
+        for place in reversed(places):
+            if table.columns[place].drop == when:
+                places = [other for other in places if other != place]
+                layouts.append((places, gap))
+    places, gap = next((layout for layout in layouts if fits(*layout)), layouts[-1])
+    left_out = [column.header for k, column in enumerate(table.columns) if column.drop == "last" and k not in places]
+    more = f"A wider terminal shows more: {', '.join(' '.join(header.split()) for header in left_out)}."
+    return _rich_table(table, places, gap, broken=True), " ".join(filter(None, [table.caption, more * bool(left_out)]))
 
 
 def _rich_table(

@@ -147,8 +147,9 @@ def token_mask(kwargs: dict[str, Any]) -> Tensor | None:
     """Return which tokens are not padding, where one mask holds for all streams."""
     mask = kwargs.get("attention_mask")
     ids = [value for name, value in kwargs.items() if name.endswith("input_ids")]
-    fits = isinstance(mask, Tensor) and bool(ids) and all(tokens.shape == mask.shape for tokens in ids)
-    return mask.bool() if fits and isinstance(mask, Tensor) else None
+    if not (isinstance(mask, Tensor) and ids and all(tokens.shape == mask.shape for tokens in ids)):
+        return None
+    return mask.bool()
 
 
 def mask_name(loaded: LoadedModel) -> str | None:

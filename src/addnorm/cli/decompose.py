@@ -35,8 +35,8 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> None:
     streams: list[tuple[Decomposition, dict[str, float]]] = []  # each with its shares
     refused, mask = [], token_mask(loaded.kwargs)
     with working(f"decompose {inspection.model}"), quiet():
-        names = [part.name if isinstance(part, Stream) else None for part in inspection.parts]
-        for name in names:
+        for part in inspection.parts:
+            name = part.name if isinstance(part, Stream) else None
             try:
                 parts = addnorm.decompose(loaded.model, *loaded.args, stream=name, float64=float64, **loaded.kwargs)
                 streams.append((parts, _mean_shares(parts, mask)))
@@ -58,7 +58,7 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> None:
                 f"{inspection.model}, {depth}: the sum of its parts, relative error {format_number(parts.closure, 2)}"
             )
             print_blocks(console, *[Paragraph()] * bool(k), tabulate_shares(title, shares))
-        has_nan = any(map(math.isnan, (share for _, shares in streams for share in shares.values())))
+        has_nan = any(math.isnan(share) for _, shares in streams for share in shares.values())
         print_notes(console, NOTE, NAN * has_nan, describe_inputs(loaded), loaded.source)
     if refused:
         raise ProofError(" ".join(refused))

@@ -68,14 +68,16 @@ def run(
     if verification is not None:
         document["verification"] = verification.to_dict()
     print_result(as_json, document, inspection, describe_inputs(loaded), loaded.source)
-    sentences = [] if verification is None else [*verification.list_sentences()]
-    if verification is not None and not sentences and not as_json:
-        stdout().print(verification)
+    failure = ""
+    if verification is not None:
+        failure = "\n".join(f"It is not {verification.expected}: {one}." for one in verification.list_sentences())
+        if not failure and not as_json:
+            stdout().print(verification)
     if report is not None and inspection.list_sites():
         _write_report(report, loaded, inspection, model.seed, model.name)
     check_proof(inspection)
-    if verification is not None and sentences:
-        raise ProofError("\n".join(f"It is not {verification.expected}: {one}." for one in sentences))
+    if failure:
+        raise ProofError(failure)
 
 
 def _verify(inspection: Inspection, loaded: LoadedModel, wiring: Wiring, float64: bool) -> Verification:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import addnorm
-from addnorm._util.files import UnwritableError, unwritable_errors
+from addnorm._util.files import UnwritableError, read_text, unwritable_errors, write_text
 from addnorm._util.jsonio import dumps_line
 from addnorm._util.norms import KINDS
 from addnorm._util.optional import install_command
@@ -114,8 +114,8 @@ def export(
     loaded.paths = [Path(path).name for path in loaded.paths]  # a reader has no other use for the place of a file
     with _atomic_folder(Path(folder)) as target:
         shutil.copytree(STATIC, target / "static", ignore=shutil.ignore_patterns("*.js", "index.html"))
-        (target / "static" / "explorer.js").write_text(bundle(STATIC / "app.js"), encoding="utf-8")
-        (target / "index.html").write_text(_page((STATIC / "index.html").read_text(encoding="utf-8")), encoding="utf-8")
+        write_text(target / "static" / "explorer.js", bundle(STATIC / "app.js"))
+        write_text(target / "index.html", _page(read_text(STATIC / "index.html")))
         (target / "data").mkdir()
         _write_data(target, "meta", _describe(loaded))
         for number in range(len(loaded.paths)):
@@ -126,7 +126,7 @@ def export(
                 _write_data(target, "-".join([view, *map(_word, file.values())]), compute_file(grid, file))
                 on_file()
         files = _list_files(target)
-        (target / MANIFEST).write_text(json.dumps({"addnorm": addnorm.__version__, "files": files}), encoding="utf-8")
+        write_text(target / MANIFEST, json.dumps({"addnorm": addnorm.__version__, "files": files}))
         return sum((target / file).stat().st_size for file in [*files, MANIFEST])
 
 
@@ -207,8 +207,12 @@ def _compute_recording(recordings: Recordings, number: int, stream: str) -> dict
     The balance sheet keeps all digits: the page adds its amounts up.
     """
     steps = spread(recordings.loaded[number].steps, MAX_STEPS)
-    answers = [recordings.parse(number, {"stream": stream, "step": f"{step}"})() for step in steps]
-    times = {name: recordings.parse(number, {"stream": stream, "what": name})()["time"] for name in NAMES}
+
+    def respond(**params: Any) -> dict[str, Any]:
+        return recordings.compute(recordings.parse({"recording": number, "stream": stream, **params}))
+
+    answers = [respond(step=step) for step in steps]
+    times = {name: respond(what=name)["time"] for name in NAMES}
     base = {name: value for name, value in answers[-1].items() if name not in ("series", "time")}
     return {
         "base": base | {"map": _rounded(base["map"])},
@@ -252,7 +256,7 @@ def bundle(entry: Path) -> str:
             imports.append(f"const {{ {names} }} = {add((path.parent / match[2]).resolve())};\n")
             return ""
 
-        text = IMPORT.sub(take, path.read_text(encoding="utf-8"))
+        text = IMPORT.sub(take, read_text(path))
         names = [name for _, name in EXPORT.findall(text)]
         body = "".join(imports) + EXPORT.sub(r"\1", text)
         done[path] = f"module{len(done)}"
@@ -278,7 +282,7 @@ def _page(text: str) -> str:
 
 def _write_data(target: Path, name: str, content: Any) -> None:
     script = f"addnormExport({json.dumps(name)}, {dumps_line(content)});\n"
-    (target / "data" / f"{name}.js").write_text(script, encoding="utf-8")
+    write_text(target / "data" / f"{name}.js", script)
 
 
 def _word(value: Any) -> str:
@@ -317,8 +321,8 @@ def check_target(folder: Path) -> None:
 def _read_manifest(folder: Path) -> list[str]:
     """Return the files of an older export with its manifest, or nothing."""
     try:
-        return sorted([*json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"], MANIFEST])
-    except (OSError, ValueError, TypeError, KeyError):
+        return sorted([*json.loads(read_text(folder / MANIFEST))["files"], MANIFEST])
+    except (ValueError, TypeError, KeyError):
         return []
 
 

@@ -6,14 +6,13 @@ statistic at one site over at most `MAX_STEPS` steps.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from addnorm._util.numbers import format_count, format_number
-from addnorm.explorer.params import Choice, Field, Number, read_params, shorten
+from addnorm.explorer.params import Choice, Field, Number, read_params
 from addnorm.lab.theory import largest
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import ENDS, Balance, RecordedSite, find_statistic
@@ -64,47 +63,39 @@ class Recordings:
             for name, path, rec in zip(names, self.paths, self.loaded, strict=True)
         ]  # fmt: skip
 
-    def parse(self, number: int | str, params: Mapping[str, str]) -> Callable[[], dict[str, Any]]:
-        """Check a request and return the function that computes its response.
-
-        The request is GET /api/recording/{number}?step=3&stream=encoder&what=write.ratio&depth=2.
+    def parse(self, params: Any) -> dict[str, Any]:
+        """Return the checked parameters of a request, as in {"recording": 0, "step": 3, "what": "write.ratio", "depth": 2}.
 
         Args:
-            number: number of the recording, from 0.
-            params: `step`, `stream`, `what` (role.statistic) and `depth` (a place among the stream's sites), each optional.
+            params: `recording` (its number, from 0), `step`, `stream`, `what` (role.statistic) and `depth` (a place among the
+                stream's sites), each optional.
 
         Raises:
-            LookupError: there is no such recording.
-            ValueError: a parameter is wrong.
+            ValueError: a parameter is wrong, or there is no recording.
         """
-        number = _whole("recording", str(number))
-        if not 0 <= number < len(self.loaded):
-            none = "none: start addnorm explore with a FILE"
-            expected = f"a number from 0 to {len(self.loaded) - 1}" if self.loaded else none
-            raise LookupError(f"recording is {number}, expected {expected}.")
-        rec, steps = self.loaded[number], self.loaded[number].steps
+        if not self.loaded:
+            raise ValueError("the explorer has no recording, expected one or more: start addnorm explore with a FILE.")
+        numbers = Number(0, 0, len(self.loaded) - 1, step=1)
+        number = numbers.check("recording", params.get("recording", 0) if isinstance(params, dict) else 0)
+        rec = self.loaded[int(number)]
         fields: dict[str, Field] = {
-            "step": Number(steps[-1], steps[0], steps[-1], step=1), "stream": Choice(rec.streams[0], tuple(rec.streams)),
-            "what": Choice("", NAMES), "depth": Number(-1, -(10**18), 10**18, step=1),
+            "recording": numbers, "step": Number(rec.steps[-1], rec.steps[0], rec.steps[-1], step=1),
+            "stream": Choice(rec.streams[0], tuple(rec.streams)), "what": Choice("", NAMES),
+            "depth": Number(-1, -(10**9), 10**9, step=1),
         }  # fmt: skip
-        typed = {
-            name: _whole(name, text) if isinstance(fields.get(name), Number) else text for name, text in params.items()
-        }
-        values = read_params(fields, typed)
-        if values["step"] not in steps:
+        values = read_params(fields, params)
+        if values["step"] not in rec.steps:
             raise ValueError(f"step is {values['step']}, expected a recorded step.")
-        return partial(self._compute, number, **values)
+        return values
 
-    def _compute(self, number: int, step: int, stream: str, what: str, depth: int) -> dict[str, Any]:
+    def compute(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return one step of one stream: metadata, sites, series by depth, badges, memory map, balance; `what` over the steps.
 
         Args:
-            number: number of the recording.
-            step: the step.
-            stream: name of the stream.
-            what: a statistic whose values over the steps are requested too; empty: none.
-            depth: the place of that statistic among the stream's sites; without such a place: the last that has it.
+            request: the parameters that `parse` returned. With `what`, the values of that statistic over the steps are
+                returned too, at `depth` or, without such a place, at the last that has it.
         """
+        number, step, stream, what, depth = request.values()  # in the order of the fields
         rec = self.loaded[number]
         sites = [site for site in rec.sites if site.stream == stream]
         labels = _label(sites)
@@ -179,11 +170,10 @@ def _map(
     places = spread(range(len(shares)), MAX_CELLS)
     ends = [k + 1 for k in spread(range(len(sources)), MAX_CELLS)]
     groups = [*itertools.pairwise([0, *ends])]
-    if max(len(shares), len(sources)) > MAX_CELLS:
-        shares = [[math.fsum(shares[place][a:b]) for a, b in groups] for place in places]
     return {
         "sources": [names[a] if b == a + 1 else f"{names[a]} to {names[b - 1]}" for a, b in groups],
-        "starts": [a for a, _ in groups], "depths": [depths[place] for place in places], "places": places, "shares": shares,
+        "starts": [a for a, _ in groups], "depths": [depths[place] for place in places], "places": places,
+        "shares": [[math.fsum(shares[place][a:b]) for a, b in groups] for place in places],
     }  # fmt: skip
 
 
@@ -235,12 +225,6 @@ def _over_time(rec: Recording, sites: Sequence[RecordedSite], what: str, depth: 
                 "values": [values[step] for step in steps], "count": len(values),
             }  # fmt: skip
     return None
-
-
-def _whole(name: str, text: str) -> int:
-    if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 18:
-        raise ValueError(f"{name} is {shorten(text)}, expected a whole number.")
-    return int(text)
 
 
 def _text(value: Any) -> str:

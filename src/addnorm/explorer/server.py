@@ -3,8 +3,8 @@
 GET  /                       the page; its files are under /static/
 GET  /api/meta               parameters with their bounds, wirings, worked examples, recordings
 POST /api/stack              a stack before training, by depth
-GET  /api/recording/{n}      a recording of the command line
 POST /api/streams            a stack with several streams before training, by depth
+POST /api/recording          a recording of the command line
 POST /api/race               two trainings, as server-sent events
 GET  /healthz                "ok"
 """
@@ -60,15 +60,14 @@ def create_app(
         ValueError: a file is not a recording.
     """
     loaded, scheduler = Recordings(recordings), scheduler or Scheduler()
-    views = _Views(scheduler, loaded)
     routes = [
         Route("/", FileResponse(STATIC / "index.html"), methods=["GET"]),
         Route("/healthz", PlainTextResponse("ok"), methods=["GET"]),
         Route("/api/meta", _json_response(dumps_line(describe(loaded))), methods=["GET"]),
-        Route("/api/stack", partial(views.compute, stack), methods=["POST"]),
-        Route("/api/streams", partial(views.compute, streams), methods=["POST"]),
-        Route("/api/race", views.race, methods=["POST"]),
-        Route("/api/recording/{number}", views.recording),
+        Route("/api/stack", partial(_compute, scheduler, stack), methods=["POST"]),
+        Route("/api/streams", partial(_compute, scheduler, streams), methods=["POST"]),
+        Route("/api/recording", partial(_compute, scheduler, loaded), methods=["POST"]),
+        Route("/api/race", partial(_race, scheduler), methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
 
@@ -82,40 +81,29 @@ def create_app(
     return SecurityMiddleware(app, hosts, token)
 
 
-class _Views:
-    """Handlers of the routes whose data is computed."""
+async def _compute(scheduler: Scheduler, view: Any, request: Request) -> Response:
+    """Return the data of a view as JSON, with the time that it took. A view has the functions `parse` and `compute`."""
+    params = await _parse(view, request)
 
-    def __init__(self, scheduler: Scheduler, recordings: Recordings) -> None:
-        self.scheduler, self.recordings = scheduler, recordings
+    def work() -> Response:
+        start = time.perf_counter()
+        response = _json_response(dumps_line(view.compute(params)))
+        seconds = time.perf_counter() - start
+        response.headers["Server-Timing"] = f"compute;dur={seconds * 1e3:.1f}"  # for the browser's developer tools
+        return response
 
-    async def compute(self, view: Any, request: Request) -> Response:
-        """Compute the data of the stack or the streams view."""
-        params = _parse(view.parse, await read_json(request))
-        return await self._answer(view.__name__, request, partial(view.compute, params))
+    return await scheduler.compute(
+        _client(request), work, kind=request.url.path, is_disconnected=request.is_disconnected
+    )
 
-    async def recording(self, request: Request) -> Response:
-        work = _parse(self.recordings.parse, request.path_params["number"], dict(request.query_params))
-        return await self._answer("recording", request, work)
 
-    async def race(self, request: Request) -> Response:
-        runs = _parse(race.parse, await read_json(request))
-        events = self.scheduler.stream(_client(request), partial(race.run_race, runs))
-        first = await anext(events, None)
-        if first is None:
-            raise HTTPException(409, "The race was stopped before its first step.")
-        return _EventResponse(_encode_events(first, events))
-
-    async def _answer(self, kind: str, request: Request, work: Callable[[], Any]) -> Response:
-        """Return the result of the work as JSON, with the time that it took."""
-
-        def timed() -> Response:
-            start = time.perf_counter()
-            response = _json_response(dumps_line(work()))
-            seconds = time.perf_counter() - start
-            response.headers["Server-Timing"] = f"compute;dur={seconds * 1e3:.1f}"  # for the browser's developer tools
-            return response
-
-        return await self.scheduler.compute(_client(request), timed, kind=kind, is_disconnected=request.is_disconnected)
+async def _race(scheduler: Scheduler, request: Request) -> Response:
+    runs = await _parse(race, request)
+    events = scheduler.stream(_client(request), partial(race.run_race, runs))
+    first = await anext(events, None)
+    if first is None:
+        raise HTTPException(409, "The race was stopped before its first step.")
+    return _EventResponse(_encode_events(first, events))
 
 
 class _EventResponse(StreamingResponse):
@@ -144,12 +132,11 @@ async def _encode_events(first: Any, events: AsyncGenerator[Any, None]) -> Async
             yield f"data: {dumps_line({'event': 'failed', 'error': str(error)})}\n\n"
 
 
-def _parse(parse: Callable[..., Any], *params: Any) -> Any:
+async def _parse(view: Any, request: Request) -> Any:
     """Return the parsed parameters of a request, or raise an HTTPException with what is wrong."""
+    params = await read_json(request)
     try:
-        return parse(*params)
-    except LookupError as error:
-        raise HTTPException(404, str(error.args[0])) from None
+        return view.parse(params)
     except (ValueError, TypeError) as error:
         raise HTTPException(422, str(error)) from None
 

@@ -72,10 +72,10 @@ function load(name) {
 
 /** What the server would answer, from the files. @param {string} path @param {any} body @returns {Promise<any>} */
 async function readExport(path, body) {
-  const [, , kind, number] = path.split(/[/?]/);
+  const kind = path.split("/")[2];
   const meta = await load("meta");
   if (kind === "meta") return structuredClone(meta);
-  return structuredClone(kind === "recording" ? await readRecording(meta, Number(number), new URLSearchParams(path.split("?")[1])) : await readSetting(meta[kind], kind, body));
+  return structuredClone(kind === "recording" ? await readRecording(meta, body) : await readSetting(meta[kind], kind, body));
 }
 
 /** @param {any} described  the parameters of the view @param {string} view @param {any} body */
@@ -90,23 +90,22 @@ async function readSetting({ fields, files: inName }, view, body) {
   return answer.map ? { ...answer, map: answer.map.map(padded) } : answer;
 }
 
-/** @param {any} meta @param {number} number @param {URLSearchParams} query */
-async function readRecording(meta, number, query) {
-  const { streams } = meta.recordings[number];
-  const stream = query.get("stream") ?? streams[0];
+/** @param {any} meta @param {any} body */
+async function readRecording(meta, { recording, stream, step, what = "", depth = -1 }) {
+  const { streams } = meta.recordings[recording];
+  stream ??= streams[0];
   if (!streams.includes(stream)) throw new Trouble(`stream is '${stream}', expected one of ${streams.join(", ")}.`);
-  const { base, steps, series, meanings } = await load(`recording-${number}-${streams.indexOf(stream)}`);
-  const step = Number(query.get("step") ?? base.step);
+  const { base, steps, series, meanings } = await load(`recording-${recording}-${streams.indexOf(stream)}`);
+  step ??= base.step;
   if (!steps.includes(step)) throw new Trouble(`step is ${step}, which this exported page does not have.`);
-  const what = query.get("what") ?? "";
   const at = (/** @type {number} */ place) => series.map((/** @type {any} */ one) => one[what]?.[place] ?? null);
   const isRecorded = (/** @type {number} */ place) => at(place).some((/** @type {any} */ value) => value !== null);
   // Where the asked place has no value, the last one that has is answered, as by the server.
-  const depth = [Number(query.get("depth") ?? -1), ...[...base.sites.keys()].reverse()].find(isRecorded);
-  const values = depth === undefined ? [] : at(depth);
+  const place = [depth, ...[...base.sites.keys()].reverse()].find(isRecorded);
+  const values = place === undefined ? [] : at(place);
   const present = steps.filter((/** @type {number} */ _, /** @type {number} */ k) => values[k] !== null);
-  const time = { depth, what, meaning: meanings[what], steps: present, values: values.filter((/** @type {any} */ value) => value !== null), count: present.length };
-  return { ...base, step, last: step === base.step, series: series[steps.indexOf(step)], time: depth === undefined ? null : time };
+  const time = { depth: place, what, meaning: meanings[what], steps: present, values: values.filter((/** @type {any} */ value) => value !== null), count: present.length };
+  return { ...base, step, last: step === base.step, series: series[steps.indexOf(step)], time: place === undefined ? null : time };
 }
 
 /**

@@ -113,12 +113,10 @@ function mounted(root, app) {
   /** The number of the place that is nearest. @param {number[]} places @param {number} index */
   const nearest = (places, index) => places.reduce((best, place, k) => (Math.abs(place - index) < Math.abs(places[best] - index) ? k : best), 0);
 
-  /** @param {any} request */
-  const path = ({ rec, ...query }) => `/api/recording/${rec}?${new URLSearchParams(query)}`;
   // One after the other: of a page the server keeps one question waiting, and a newer one would take its place.
   const newest = new Latest(async (/** @type {any[]} */ questions, signal) => {
     const answers = [];
-    for (const question of questions) answers.push(await get(path(question), { signal }));
+    for (const question of questions) answers.push(await get("/api/recording", { body: question, signal }));
     return answers;
   });
 
@@ -139,10 +137,10 @@ function mounted(root, app) {
     const step = state.rstep === LAST ? {} : { step: state.rstep };
     const depth = state.rdepth === LAST ? {} : { depth: state.rdepth };
     const time = all[state.rec].count > 1 ? { what: state.rwhat, ...depth } : {};
-    const own = { rec: state.rec, ...stream, ...step, ...time };
+    const own = { recording: state.rec, ...stream, ...step, ...time };
     const chosen = compared(state);
     if (chosen === "none") return [own];
-    return [own, chosen === "first" ? { rec: state.rec, ...stream, step: all[state.rec].steps[0] } : { rec: Number(chosen), ...stream }];
+    return [own, chosen === "first" ? { recording: state.rec, ...stream, step: all[state.rec].steps[0] } : { recording: Number(chosen), ...stream }];
   }
 
   /**
