@@ -3,7 +3,7 @@
 import gc
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -16,7 +16,6 @@ def interleave(
     rounds: int,
     *,
     failed: Callable[[str, Exception], None] | None = None,
-    collector: bool = False,
 ) -> dict[str, list[T]]:
     """Call every sampler once a round, rotate their order from round to round, and return the samples of each.
 
@@ -24,7 +23,6 @@ def interleave(
         samplers: functions that take one sample each.
         rounds: number of rounds.
         failed: called with the name and the error of a sampler that raises, which ends its sampling. None: errors propagate.
-        collector: leave Python's garbage collector on.
 
     Example:
         >>> from addnorm._util.timing import interleave
@@ -34,7 +32,7 @@ def interleave(
         'abcbca'
     """
     samples: dict[str, list[T]] = {name: [] for name in samplers}
-    with nullcontext() if collector else without_collector():
+    with without_collector():
         for turn in range(rounds):
             names = list(samples)
             first = turn % len(names) if names else 0

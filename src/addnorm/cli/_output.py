@@ -119,6 +119,7 @@ def working(title: str, total: int | None = None, has_bar: bool = False) -> Iter
         has_bar: the step shows a progress bar of its own on a terminal.
     """
     console, done, ended, start = make_console(stderr=True), 0, threading.Event(), time.monotonic()
+    sentence = f"{title[:1].upper()}{title[1:]} ..."
     columns = [SpinnerColumn(), TextColumn("{task.description}")]
     columns += [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()] if total else []
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal or has_bar)
@@ -126,10 +127,10 @@ def working(title: str, total: int | None = None, has_bar: bool = False) -> Iter
 
     def announce() -> None:
         if not ended.wait(PATIENCE):
-            print_message(f"{title[:1].upper()}{title[1:]} ...")
+            print_message(sentence)
         while not ended.wait(NEXT_LINE):
             progress = f"{done} of {total} steps" if total else f"{time.monotonic() - start:.0f} s"
-            print_message(f"{title[:1].upper()}{title[1:]} ... {progress}")
+            print_message(f"{sentence} {progress}")
 
     def advance() -> None:
         nonlocal done

@@ -99,14 +99,15 @@ def export(
     if opset_version is None:
         norms = {BY_CODE[call["norm"]] for call in calls if form != "plain" and call["norm"] in BY_CODE}
         opset_version = max([OPSET, *(KINDS[norm].onnx[1] for norm in norms)])
-    options: dict[str, Any] = {"opset_version": opset_version, "input_names": input_names, "output_names": output_names}
     with _quiet():
         onnx_program = torch.onnx.export(
             program,
             dynamo=True,
             verbose=False,
             custom_translation_table=translations(form, opset_version=opset_version),
-            **options,
+            opset_version=opset_version,
+            input_names=input_names,
+            output_names=output_names,
         )
     expected = model if isinstance(model, nn.Module) else program.module()
     test = (lambda file: check_file(file, expected, inputs, kwargs)) if check else None

@@ -87,10 +87,10 @@ class Trace:
     title: str = ""
 
     def __getitem__(self, name: str) -> Step:
-        for step in self.steps:
-            if step.name == name:
-                return step
-        raise KeyError(f"{name!r} is no step of this trace, expected one of: {', '.join(s.name for s in self.steps)}.")
+        steps = {step.name: step for step in self.steps}
+        if name not in steps:
+            raise KeyError(f"{name!r} is no step of this trace, expected one of: {', '.join(steps)}.")
+        return steps[name]
 
     def __contains__(self, name: object) -> bool:
         return any(step.name == name for step in self.steps)
