@@ -97,6 +97,7 @@ class Recordings:
         """
         number, step, stream, what, depth = request.values()  # in the order of the fields
         rec = self.loaded[number]
+        sources, shares = rec.memory_maps.get(stream, ([], []))
         sites = [site for site in rec.sites if site.stream == stream]
         labels = _label(sites)
         named = {_source(site): label for site, label in zip(sites, labels, strict=True)}
@@ -107,7 +108,7 @@ class Recordings:
             "sites": [asdict(site) | {"label": label} for site, label in zip(sites, labels, strict=True)],
             "series": _series(rec, sites, step, stream),
             "badges": _badges(rec, stream),
-            "map": _map(*rec.memory_maps.get(stream, ([], [])), named, sites),
+            "map": _map(sources, shares, named, sites),
             "balance": _balance(rec, stream, named, sites),
             "time": _over_time(rec, sites, what, depth) if what else None,
         }  # fmt: skip

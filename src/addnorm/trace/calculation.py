@@ -94,19 +94,18 @@ def trace(
     token = _vector("x", x)
     d = len(token)
     branch = _vector("sublayer", sublayer, d)
-    gamma = (1.0,) * d if weight is None else _vector("weight", weight, d, scalar=True)
-    beta = (0.0,) * d if bias is None else _vector("bias", bias, d, scalar=True)
+    gamma = _vector("weight", 1.0 if weight is None else weight, d, scalar=True)
+    beta = _vector("bias", 0.0 if bias is None else bias, d, scalar=True)
     out_grad = _vector("grad", (1.0, *(0.0,) * (d - 1)) if grad is None else grad, d)
     back = out_grad if read_grad is None else _vector("read_grad", read_grad, d)
     settings = Trace(placement, norm, variance, eps_place, eps, gamma, beta, digits, (), title)
     w = _Derivation(settings)
     w.add("x", "x", token, note="the residual stream")
     (_add_post_ln if placement == "post" else _add_pre_ln)(w, token, branch, out_grad, back)
-    w.explain("grad", "" if grad is not None else "default: 1 for the first feature, 0 for the others")
-    w.explain(
-        "read_grad",
-        "" if read_grad is not None else "default: the identity replaces the unknown Jacobian of the sublayer",
-    )
+    if grad is None:
+        w.explain("grad", "default: 1 for the first feature, 0 for the others")
+    if read_grad is None:
+        w.explain("read_grad", "default: the identity replaces the unknown Jacobian of the sublayer")
     return replace(settings, steps=_explain_nonfinite(w))
 
 
@@ -255,13 +254,8 @@ def _add_checks(w: _Derivation) -> None:
     w.add(name, symbol, square, note="divided by d" if w.layer else "")
     expected = _divide(w.spread, w.root * w.root) * (w.count / w.d)  # the check always divides by d
     formula = f"{spread} / ({spread} + ε)" if w.inside else f"{spread} / ({w.root_text})²"
-    w.add(
-        "expected",
-        "expected",
-        expected,
-        ("" if w.biased else "(d - 1)/d · ") + formula,
-        note=_note_on_expected(w, expected),
-    )
+    formula = formula if w.biased else f"(d - 1)/d · {formula}"
+    w.add("expected", "expected", expected, formula, note=_note_on_expected(w, expected))
     w.section = "backward"
 
 
