@@ -77,7 +77,7 @@ def test_files_have_the_numbers_of_the_server(exported, view):
     grid = GRIDS[view]
     for file in grid.each_file():
         content = read(exported, "-".join([view, *(f"{value:g}" for value in file.values())]))
-        settings = [*grid.each_setting(file)]
+        settings = [{**setting, **file} for setting in grid.each_setting()]
         assert len(settings) == len(content["places"])
         for setting, place in [*zip(settings, content["places"], strict=True)][::3]:
             answer = content["shared"] | content["answers"][place]

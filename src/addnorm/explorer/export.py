@@ -11,11 +11,10 @@ nor import modules from file://.
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
-from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -60,14 +59,16 @@ class Grid:
 
     def each_file(self) -> Iterator[dict[str, Any]]:
         """Yield the parameters of each file."""
-        for values in product(*map(self.values_of, self.files)):
-            yield dict(zip(self.files, values, strict=True))
+        return self._combine(self.files)
 
-    def each_setting(self, file: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the parameters of each setting in a file; the page counts them in the same order."""
-        names = [name for name in self.view.FIELDS if name not in self.files]
+    def each_setting(self) -> Iterator[dict[str, Any]]:
+        """Yield the other parameters of each setting in a file; the page counts them in the same order."""
+        return self._combine([name for name in self.view.FIELDS if name not in self.files])
+
+    def _combine(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield all combinations of the values of some parameters."""
         for values in product(*map(self.values_of, names)):
-            yield {**dict(zip(names, values, strict=True)), **file}
+            yield dict(zip(names, values, strict=True))
 
 
 GRIDS = {
@@ -143,8 +144,8 @@ def compute_file(grid: Grid, file: Mapping[str, Any]) -> dict[str, Any]:
     answers: list[dict[str, Any]] = []
     numbers: dict[Any, int] = {}
     places = []
-    for setting in grid.each_setting(file):
-        probe = _canonical(grid.view.parse(setting))
+    for setting in grid.each_setting():
+        probe = _canonical(grid.view.parse({**setting, **file}))
         if probe not in numbers:
             numbers[probe] = len(answers)
             answers.append(_pack(grid.view.compute(probe)))
@@ -179,13 +180,13 @@ def _pack(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Return the value with numbers of `DIGITS` digits; whole ones become integers, which are shorter."""
-    if isinstance(value, float) and isfinite(value):
-        number = float(f"{value:.{DIGITS}g}")
+    """Return the value as JSON types with numbers of `DIGITS` digits; whole ones become integers, which are shorter."""
+
+    def round_text(text: str) -> float:
+        number = float(f"{float(text):.{DIGITS}g}")
         return int(number) if number.is_integer() and abs(number) < 10**DIGITS else number
-    if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return json.loads(dumps_line(value), parse_float=round_text)
 
 
 def _describe(recordings: Recordings) -> dict[str, Any]:

@@ -38,8 +38,6 @@ HEADERS = {
 
 def error_response(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return a response with the sentence, for the page to show."""
-    if status == 408:  # the rest of the request is not read
-        headers = {"Connection": "close"}
     return JSONResponse({"error": sentence}, status, headers)
 
 
@@ -133,7 +131,8 @@ async def read_json(request: Request) -> Any:
                 if len(body) > MAX_BYTES:
                     raise HTTPException(413, f"The request is larger than {MAX_BYTES} bytes, expected a few hundred.")
     except TimeoutError:
-        raise HTTPException(408, f"The request did not arrive within {TIMEOUT:g} seconds.") from None
+        sentence = f"The request did not arrive within {TIMEOUT:g} seconds."
+        raise HTTPException(408, sentence, {"Connection": "close"}) from None  # the rest of it is not read
     try:
         return json.loads(body, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
