@@ -70,7 +70,8 @@ def test_share_is_one_number_everywhere(folder):
     expected = {source: float(share[mask].mean()) for source, share in shares.items()}
     run("record", *inputs, "--batch", 3, "--out", "run.json")
     recording = Recording.load(folder / "run.json")
-    page = Recordings([folder / "run.json"]).parse(0, {})()
+    served = Recordings([folder / "run.json"])
+    page = served.compute(served.parse({}))
     everywhere = (
         parts.mean_shares(tokens=mask), document("decompose", *inputs)["streams"][0]["shares"],
         *(dict(zip(sources, rows[-1], strict=True)) for sources, rows in (parts.memory_map(mask), recording.memory_maps["stream"])),
