@@ -6,7 +6,6 @@ import re
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,10 @@ class ParameterError(click.ClickException):
         super().__init__(f"{name} is {text if len(text) <= 100 else f'{text[:99]}…'}, expected {expected}.")
 
 
-@dataclass(eq=False)
 class Kind(click.ParamType[Any]):
     """Type of a parameter.
 
-    Attributes:
+    Args:
         metavar: the value in the help.
         expected: the accepted values, for errors.
         parse: function of the text that returns the value. It raises a ValueError for a wrong one, or a `click.BadParameter` with
@@ -45,11 +43,11 @@ class Kind(click.ParamType[Any]):
 
     name = "value"
 
-    metavar: str
-    expected: str = ""
-    parse: Callable[[str], Any] = str
-    names: Callable[[], Iterable[str]] = tuple
-    path: str = ""
+    def __init__(
+        self, metavar: str, expected: str = "", parse: Callable[[str], Any] = str,
+        names: Callable[[], Iterable[str]] = tuple, path: str = "",
+    ) -> None:  # fmt: skip
+        self.metavar, self.expected, self.parse, self.names, self.path = metavar, expected, parse, names, path
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         """Return the placeholder that the help shows for the value, such as N."""
