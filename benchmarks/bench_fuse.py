@@ -25,6 +25,7 @@ from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, headline, markdown, quotient
 from addnorm.fusion.benchmark import saved_bytes
 from addnorm.fusion.result import Fusion
+from addnorm.stream.dataflow.snapshot import StateSnapshot
 
 TITLES = {**JOBS, "decode": f"one token after {models.PAST} in the cache"}
 CASES = grid(
@@ -44,10 +45,10 @@ SECONDS = 20.0  # of a case: a step takes long, and differences of a few per cen
 
 MAKE: dict[str, Callable[[nn.Module, Mapping[str, Any]], Fusion | None]] = {
     "plain": lambda model, kwargs: None,
-    "fused": lambda model, kwargs: fuse(model, **kwargs),
+    "fused": lambda model, kwargs: fuse(model, benchmark=False, **kwargs),
     "frontend": lambda model, kwargs: model.compile(backend="eager"),
     "inductor": lambda model, kwargs: model.compile(),
-    "fused, inductor": lambda model, kwargs: fuse(model, compile=True, **kwargs),
+    "fused, inductor": lambda model, kwargs: fuse(model, compile=True, benchmark=False, **kwargs),
 }  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     measured = {row["variant"]: row for row in results["rows"]}
     for name, row in measured.items():
         if training:
-            row["saved_bytes"] = saved_bytes(partial(copies[name], **inputs), copies[name], inputs)
+            row["saved_bytes"] = saved_bytes(partial(copies[name], **inputs), StateSnapshot(copies[name], inputs))
     measured["plain"]["share"] = fusions["fused"][0].share if "fused" in measured else None
     took = [case.row(variant=name, seconds=fusions[name][1]) for name in measured if name in fusions]
     return {"fusions": took, **results}

@@ -22,6 +22,7 @@ from addnorm.bench.case import Case, Document, Results, Rows, Target, grid, has,
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, interval, markdown, merge, quotient, targets_section
 from addnorm.fusion.benchmark import saved_bytes
+from addnorm.stream.dataflow.snapshot import StateSnapshot
 
 SECONDS = 8.0  # of all rounds of a case
 PEERS = {"plain": "plain PyTorch", "torch": "torch.nn.TransformerEncoder"}
@@ -91,7 +92,7 @@ def measure(case: Case, *, rounds: int) -> Results:
     for row in rows:
         module = modules[row["variant"]]
         if training and COMPILED not in row["variant"]:
-            row["saved_bytes"] = saved_bytes(partial(module, x), module, x)
+            row["saved_bytes"] = saved_bytes(partial(module, x), StateSnapshot(module, x))
     return {"rows": rows}
 
 

@@ -151,11 +151,14 @@ def explore() -> None:
 
 @command(cls=ModelCommand)
 @option("--compile", "inductor", is_flag=True, help="Compile the fused graphs with Inductor, as torch.compile does.")
-@option("--benchmark", is_flag=True, help="Also measure time and memory, before and after.")
+@option(
+    "--benchmark/--no-benchmark", default=True, help="Measure time and memory, before and after (default: measure)."
+)
 def fuse() -> None:
     r"""Fuse the Add & Norms of a model and prove that its results stay the same.
 
-    The exit code is 3 if the proof fails, or if there is nothing to fuse.
+    A model that is slower when fused is left as it is, unless --no-benchmark is given. The exit code is 3 if the proof fails, or
+    if there is nothing to fuse.
 
     \b
       addnorm fuse minilm

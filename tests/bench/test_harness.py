@@ -143,7 +143,7 @@ def test_rounds_fit_into_the_time_of_a_case(monkeypatch, seconds, rounds, measur
     a, b, c = timing.measure(CASES[0], calls, rounds, peer="a")
     assert [row["rounds"] for row in (a, b, c)] == [measured] * 3
     assert "".join(order[:18]) == "aaabbbccc" + "bbbcccaaa"  # each loop begins with an untimed call
-    assert (a["paired_low"], a["paired_high"]) == (1.0, 1.0)
+    assert (a["paired_low"], a["paired_high"]) == ((1.0, 1.0) if measured >= 6 else (-math.inf, math.inf))
     assert b["paired_low"] <= b["paired_ratio"] <= b["paired_high"]
 
 

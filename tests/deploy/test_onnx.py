@@ -103,7 +103,7 @@ def test_models_have_one_node_for_each_norm(tmp_path):
 
 def test_fused_model_keeps_its_calls(tmp_path):
     model = PreNormModel().eval()
-    fusion = addnorm.fuse(model, X)
+    fusion = addnorm.fuse(model, X, benchmark=False)
     path = export(model, (X,), tmp_path / "fused.onnx", form="skip")
     assert node_types(path)["SkipLayerNormalization"] == len(fusion.fused)
 
@@ -247,7 +247,7 @@ def test_exporter_of_torch_takes_modules_apart(tmp_path, wiring):
 
     if wiring == "fused":
         model = PreNormModel().eval()
-        addnorm.fuse(model, X)
+        addnorm.fuse(model, X, benchmark=False)
     else:
         model = encoder("pre_ln", norm="rms") if wiring == "rms" else encoder(wiring)
     torch.onnx.export(model, (X,), str(tmp_path / "model.onnx"), dynamo=True, verbose=False)

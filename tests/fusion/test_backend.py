@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import addnorm
 from addnorm.fusion.backend import backend
 from addnorm.fusion.benchmark import saved_bytes
-from support.fused_model import QUIET, X, count_calls
+from addnorm.stream.dataflow.snapshot import StateSnapshot
+from support.fused_model import QUIET, X, count_calls, fuse
 from support.fused_model import PreNormModel as Model
 from support.graph_capture import capture_graphs, relative_difference, run_call
 
@@ -53,7 +54,9 @@ def test_checkpoint_recomputes_the_same():
     check_equal(model, capture.compiled, X.clone().requires_grad_())
     assert [b.reason for b in capture.boundaries] == [None] * 2  # the boundaries inside the layers
     x = X.clone().requires_grad_()
-    before, after = (saved_bytes(lambda call=call: call(x), model, (x,)) for call in (model, capture.compiled))
+    before, after = (
+        saved_bytes(lambda call=call: call(x), StateSnapshot(model, (x,))) for call in (model, capture.compiled)
+    )
     assert after <= before  # intermediate results inside the layers are not kept
 
 
@@ -87,6 +90,6 @@ def test_generate_with_cache_gives_the_same_tokens():
     ids = torch.randint(5, 99, (2, 7))
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 3, "do_sample": False}
     expected = model.generate(ids, **options)
-    addnorm.fuse(model, ids)
+    fuse(model, ids)
     assert expected.equal(model.generate(ids, **options))
     addnorm.unfuse(model)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import addnorm
-from support.fused_model import D
+from support.fused_model import D, fuse
 from support.graph_capture import capture_graphs, relative_difference, run_both
 from support.pairwise import product
 from support.stream_steps import noise
@@ -59,7 +59,7 @@ def test_padding_is_zero_exactly_where_torch_zeroes_it(norm):
         before = {k: model(X, src_key_padding_mask=mask) for k, mask in enumerate((PADDING, scattered, None))}
     assert norm or not before[0][PADDING].any()
     assert before[1][scattered].any()
-    fusion = addnorm.fuse(model, X, src_key_padding_mask=PADDING)
+    fusion = fuse(model, X, src_key_padding_mask=PADDING)
     assert len(fusion.fused) == 2  # the final norm reads zeroed tokens, not a sum
     with torch.no_grad():
         for k, mask in enumerate((PADDING, scattered, None)):
@@ -75,7 +75,7 @@ def test_padding_is_zero_exactly_where_torch_zeroes_it(norm):
 
 def test_training_with_float_masks_is_unchanged():
     model = encoder()
-    addnorm.fuse(model, X, src_key_padding_mask=PADDING)
+    fuse(model, X, src_key_padding_mask=PADDING)
     model.train()
     floats = torch.zeros(PADDING.shape).masked_fill(PADDING, float("-inf"))
     torch.manual_seed(0)
@@ -110,8 +110,8 @@ def test_model_and_part_are_unfused_in_any_order(first):
     model = Outer().eval()
     with torch.no_grad():
         before = model(X, PADDING)
-        addnorm.fuse(model.inner, X, src_key_padding_mask=PADDING)
-        addnorm.fuse(model, X, PADDING)
+        fuse(model.inner, X, src_key_padding_mask=PADDING)
+        fuse(model, X, PADDING)
         order = [model.inner, model] if first == "inner" else [model, model.inner]
         for module in order:
             addnorm.unfuse(module)
@@ -127,10 +127,10 @@ def test_copy_of_a_fused_encoder_can_be_fused(again):
     model = encoder()
     with torch.no_grad():
         before = model(X, src_key_padding_mask=PADDING)
-        addnorm.fuse(model, X)
+        fuse(model, X)
         other = again(model)
         assert other(X, src_key_padding_mask=PADDING).equal(before)
-        addnorm.fuse(other, X)
+        fuse(other, X)
         assert relative_difference(before, other(X, src_key_padding_mask=PADDING)) < 1e-6
         addnorm.unfuse(other)
         assert "forward" not in vars(other)

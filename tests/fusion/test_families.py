@@ -8,7 +8,7 @@ import addnorm
 from addnorm.fusion.runs import named_tensors
 from addnorm.stream.dataflow.arithmetic import strip_views
 from support.families import families
-from support.fused_model import QUIET
+from support.fused_model import QUIET, fuse
 
 pytestmark = QUIET
 FAMILIES = families()
@@ -48,7 +48,7 @@ def test_family_is_fused_and_proven(name, dtype):
     args, kwargs = pytree.tree_map_only(torch.Tensor, cast, (args, kwargs))
     expected = count_sums(addnorm.inspect(model, *args, **kwargs))
     before = outputs_of(model, args, kwargs)
-    fusion = addnorm.fuse(model, *args, **kwargs)
+    fusion = fuse(model, *args, **kwargs)
     assert len(fusion.fused) >= expected > 0
     assert all(boundary.reason.startswith(UNFUSED) for boundary in fusion.unfused)
     assert fusion.proof.holds

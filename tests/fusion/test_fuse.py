@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import addnorm
-from addnorm import fuse
-from support.fused_model import QUIET, D, Model, X, count_calls
+from support.fused_model import QUIET, D, Model, X, count_calls, fuse
 from support.graph_capture import relative_difference
 
 pytestmark = QUIET

@@ -8,13 +8,12 @@ from torch import fx, nn
 from torch.func import functional_call
 
 import addnorm
-from addnorm import fuse
 from addnorm.fusion import benchmark, fused_call
 from addnorm.fusion.backend import CAPTURED_ANEW
 from addnorm.fusion.proof import prove
 from support.changed_models import with_library_norms
 from support.families import families
-from support.fused_model import QUIET, D, Model, X
+from support.fused_model import QUIET, D, Model, X, fuse
 from support.random_models.graphs import Graph
 from support.refusals import make_test
 
@@ -44,16 +43,17 @@ def test_wrong_rewrite_fails_the_proof(monkeypatch):
         assert model(X).equal(before)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("no memory")])
-def test_error_in_the_proof_restores_the_model(monkeypatch, error):
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no memory")], ids=["interrupt", "error"])
+@pytest.mark.parametrize("place", ["prove", "measure"])
+def test_error_in_proof_or_benchmark_restores_the_model(monkeypatch, place, error):
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, batch_first=True), 1).eval()
 
     def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr("addnorm.fusion.fuse.prove", fails)
-    with pytest.raises(error if isinstance(error, type) else RuntimeError):
-        fuse(model, X)
+    monkeypatch.setattr(f"addnorm.fusion.fuse.{place}", fails)
+    with pytest.raises(type(error)):
+        addnorm.fuse(model, X)
     assert model._compiled_call_impl is None
     assert all("forward" not in vars(module) for module in model.modules())
 
@@ -140,11 +140,33 @@ class CachingModel(Model):
 
 
 def test_benchmark_restores_a_cache(monkeypatch):
-    monkeypatch.setattr(benchmark, "SECONDS", 0.0)
+    monkeypatch.setattr(benchmark, "MAX_ROUNDS", 2)
     cache = {"seen": None}
     fusion = fuse(CachingModel().eval(), X, benchmark=True, cache=cache)
     assert fusion.benchmark is not None
     assert cache == {"seen": None}
+
+
+def test_interrupted_benchmark_leaves_the_model(monkeypatch):
+    model, cache, calls = CachingModel().eval(), {"seen": None}, []
+    hook = model.register_forward_hook(lambda *_: None)
+
+    def interrupt(call):
+        calls.append(call())
+        if len(calls) == 3:  # in the first round
+            raise KeyboardInterrupt
+        return 1e-3
+
+    monkeypatch.setattr(benchmark, "_time", interrupt)
+    state, is_collecting = torch.get_rng_state(), gc.isenabled()
+    with pytest.raises(KeyboardInterrupt):
+        addnorm.fuse(model, X, cache=cache)
+    assert (len(calls), cache, gc.isenabled()) == (3, {"seen": None}, is_collecting)
+    assert model._compiled_call_impl is None
+    assert [*model._forward_hooks] == [hook.id]
+    assert torch.get_rng_state().equal(state)
+    with pytest.raises(ValueError, match="which is not fused"):  # as before
+        addnorm.unfuse(model)
 
 
 def test_unfuse_frees_all_graphs(frozen_heap):
@@ -220,7 +242,7 @@ def test_fuse_keeps_second_derivatives_of_a_gradient_in_forward():
             energy = m.model(x).sin().sum()
             return torch.autograd.grad(energy, x, create_graph=True)[0]
 
-    fusion = addnorm.fuse(Graph(forces, model=Model()), X)
+    fusion = fuse(Graph(forces, model=Model()), X)
     assert len(fusion.fused) == 2
     assert {gradient.name for gradient in fusion.proof.gradients} >= {
         "model.layers.0.f.bias",

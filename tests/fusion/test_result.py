@@ -23,7 +23,9 @@ def difference(name, max_abs=1e-7, error=2e-7, tolerance=4e-7):
 
 
 def timing(before, after, rounds=7, spread=0.1):
-    return Timing(before, after, rounds, *(((1 - spread) * t, (1 + spread) * t) for t in (before, after)))
+    """Return times whose ratio is measured to two percent."""
+    quartiles = (((1 - spread) * t, (1 + spread) * t) for t in (before, after))
+    return Timing(before, after, rounds, *quartiles, before / after, (0.98 * before / after, 1.02 * before / after))
 
 
 PROOF = Proof(
@@ -59,7 +61,7 @@ def text_of(fusion):
 
 
 def test_report_groups_layers_that_are_alike():
-    rows = lines(DONE)
+    rows = lines(replace(DONE, benchmark=None))
     assert rows[0] == "Model, evaluation: 6 of 7 Add & Norms are fused"
     assert rows[1] == "each LayerNorm 1e-5, returns y, in float32"
     assert "3 x layers.0-2.attention .norm" in rows
@@ -113,22 +115,32 @@ def test_report_bounds_the_gain_by_the_share():
 
 def test_report_shows_the_benchmark_with_spread_and_load():
     rows = lines(replace(DONE, benchmark=replace(BENCHMARK, inference=timing(0.002, 0.001))))
-    assert "inference 2.00 ms ±10% 1.00 ms ±10% 2.00 times as fast" in rows
-    assert "training step 4.00 s ±10% 5.00 s ±10% 0.80 times as fast" in rows
+    assert "inference 2.00 ms ±10% 1.00 ms ±10% 2.000 times as fast (1.960 to 2.040)" in rows
+    assert "training step 4.00 s ±10% 5.00 s ±10% 0.800 times as fast (0.784 to 0.816)" in rows
     assert "saved for backward 2.00 MB 1.00 MB 50% less" in rows
-    assert "Medians of 7 and 5 rounds, ± half the interquartile range; 2 threads, load 1.3 before." in rows
+    assert (
+        "Medians of 7 and 5 rounds, ± half the interquartile range, 95% intervals; 2 threads, load 1.3 before." in rows
+    )
+
+
+def test_report_claims_no_difference_within_the_interval():
+    same, short = timing(0.99, 1.0), replace(timing(2.0, 1.0, 1), interval=(-math.inf, math.inf))
+    text = text_of(replace(DONE, benchmark=Benchmark(same, short)))
+    assert "no significant difference (0.970 to 1.010)" in text
+    assert "too few rounds to compare" in text
+    assert "times as fast (" not in text
 
 
 def test_report_remarks_a_gain_beyond_the_bound():
     gains = {
-        name: text_of(replace(DONE, benchmark=Benchmark(timing(t, 1.0)))) for name, t in (("less", 1.24), ("more", 1.3))
+        name: text_of(replace(DONE, benchmark=Benchmark(timing(t, 1.0)))) for name, t in (("less", 1.27), ("more", 1.3))
     }
     remark = "More than the 1.25 times that fusing can gain in a forward pass: "
-    assert f"{remark}inference 1.30." in gains["more"]
+    assert f"{remark}inference 1.300." in gains["more"]
     assert remark not in gains["less"]
     assert "More than the" not in text_of(INDUCTOR)
     trained = replace(DONE, benchmark=Benchmark(timing(1.0, 1.0), timing(1.9, 1.0)))
-    assert f"{remark}training step 1.90." in text_of(trained)
+    assert f"{remark}training step 1.900." in text_of(trained)
 
 
 def test_report_without_gradients_or_float64():

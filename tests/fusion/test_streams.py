@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm.fusion.streams import DEPENDS, READ_ELSEWHERE
-from support.fused_model import QUIET
+from support.fused_model import QUIET, fuse
 from support.graph_capture import capture_graphs, relative_difference
 from support.several_streams import make_mhc
 from support.stream_boundary import (
@@ -159,7 +159,7 @@ def test_fused_model_takes_other_numbers_of_tokens(function):
     """Where a cut depends on the number of tokens, or a product is rounded, the write is all that one call can do."""
     model = Boundary(function)
     plain = copy.deepcopy(model)
-    assert addnorm.fuse(model, X).proof.holds
+    assert fuse(model, X).proof.holds
     for tokens in (3, 7, 9, 2, *[0] * (function is not last_token)):
         x = torch.randn(2, tokens, N, D)
         torch.testing.assert_close(model(x), plain(x), rtol=1e-5, atol=1e-5)
@@ -179,7 +179,7 @@ def test_second_derivative_is_that_of_the_model():
 @pytest.mark.parametrize(("fault", "one_call"), [("single pass", 4), ("", 0)])
 def test_fuse_reports_boundaries_of_streams(fault, one_call):
     model, x = make_mhc("stacked", fault), noise(2, 5, D)
-    fusion = addnorm.fuse(model, x)
+    fusion = fuse(model, x)
     assert fusion.proof.holds
     assert not fusion.unfused
     assert f"{one_call} of 4 writes of 4 streams in one call" in str(fusion)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import addnorm
 from addnorm.fusion.streams import OTHER_AXIS
 from addnorm.fusion.unrecognized import UNRECOGNIZED
-from support.fused_model import QUIET, count_calls
+from support.fused_model import QUIET, count_calls, fuse
 from support.graph_capture import capture_graphs, relative_difference
 from support.random_programs import D as WIDTH
 from support.random_programs import random_program
@@ -44,7 +44,7 @@ def reasons_of(fusion):
 
 def test_inductor_compiles_the_fused_graph():
     model = Boundary(deepseek)
-    fusion = addnorm.fuse(model, X, compile=True)
+    fusion = fuse(model, X, compile=True)
     assert reasons_of(fusion) == [(None, "")]
     assert fusion.is_applied
     assert_close(model, Boundary(deepseek), X)
@@ -57,7 +57,7 @@ def test_inductor_compiles_the_fused_graph():
 )
 def test_exported_program_has_the_fused_call(sizes):
     model = Boundary(deepseek)
-    addnorm.fuse(model, X)
+    fuse(model, X)
     program = addnorm.export_fused(model, (X,), dynamic_shapes=None if sizes is None else {"x": sizes})
     assert sum("add_norm_streams" in str(node.target) for node in program.graph.nodes) == 1
     file = io.BytesIO()
@@ -82,7 +82,7 @@ def test_products_that_autocast_rounds_are_reported():
     """A product of matrices rounds the streams to bfloat16, which one call would not do."""
     x = noise(2, 5, D)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        fusion = addnorm.fuse(make_mhc("stacked"), x)
+        fusion = fuse(make_mhc("stacked"), x)
     assert {(one.kind, one.streams, one.reason) for one in fusion.unfused} == {("none", 4, UNRECOGNIZED)}
     assert len(fusion.unfused) == 4
     assert not fusion.fused
@@ -104,7 +104,7 @@ def test_autocast_inside_separates_write_and_read():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:])
 def test_model_in_low_precision_is_proven(dtype):
     model, x = make_mhc("stacked", "single pass").to(dtype), torch.randn(2, 5, D).to(dtype)
-    fusion = addnorm.fuse(model, x)
+    fusion = fuse(model, x)
     assert fusion.proof.holds
     assert not fusion.unfused
     assert {one.dtype for one in fusion.fused} == {str(dtype)[6:]}
@@ -142,7 +142,7 @@ def test_gradient_of_one_operand_alone(name):
 
 def test_checkpointed_layers_are_fused():
     model = Layers(run=lambda layer, x: checkpoint(layer, x, use_reentrant=False))
-    fusion = addnorm.fuse(model, X)
+    fusion = fuse(model, X)
     assert reasons_of(fusion) == [(None, "")] * 2
     plain = Layers()
     plain.load_state_dict(model.state_dict())
@@ -152,7 +152,7 @@ def test_checkpointed_layers_are_fused():
 
 def test_fused_model_is_called_and_loaded():
     model, plain = Layers(), Layers()
-    addnorm.fuse(model, X)
+    fuse(model, X)
     assert count_calls(model, X) == 2
     with torch.inference_mode():
         assert_close(model, plain, X)
@@ -177,7 +177,7 @@ def test_norm_that_nothing_reads_stays_out_of_the_call():
 def test_fuse_in_inference_mode():
     model = Boundary(deepseek)
     with torch.inference_mode():
-        fusion = addnorm.fuse(model, X)
+        fusion = fuse(model, X)
         assert reasons_of(fusion) == [(None, "")]
         assert_close(model, Boundary(deepseek), X)
 

@@ -10,7 +10,7 @@ from addnorm.fusion import backend as module
 from addnorm.fusion import pattern, rewrite
 from support.call_faults import all_hold, capture, change_results, fuse_copies
 from support.changed_models import Function
-from support.fused_model import QUIET, D, Model, X
+from support.fused_model import QUIET, D, Model, X, fuse
 from support.graph_capture import FunctionModel
 from support.stream_steps import noise
 
@@ -158,7 +158,7 @@ def test_fault_in_graphs_captured_after_the_proof_raises(monkeypatch):
     monkeypatch.setattr(module.ModelBackend, "is_reused", lambda *args: started.append(args) or is_reused(*args))
     change_results(lambda y, z, x, s: (y * 1.01 if started else y, z))(monkeypatch)
     with pytest.raises(addnorm.VerificationError):
-        addnorm.fuse(Counting(), X)
+        fuse(Counting(), X)
 
 
 def test_add_inside_a_fused_norm_is_not_fused():

@@ -140,7 +140,7 @@ def test_export_fused_keeps_the_calls_and_gradients():
     model = PreNormModel().eval()
     with pytest.raises(ValueError, match=r"^model is PreNormModel, which is not fused: .*\.$"):
         addnorm.export_fused(model, (X,))
-    fusion = addnorm.fuse(model, X)
+    fusion = addnorm.fuse(model, X, benchmark=False)
     program = addnorm.export_fused(model, (X,), dynamic_shapes=dynamic(1))
     names = operators(program)
     assert len(names) == len(fusion.fused)

@@ -1,12 +1,16 @@
-"""Small post-LN and pre-LN models for the tests of fusion, a counter of the operation's calls, and warning filters."""
+"""Small post-LN and pre-LN models for the tests of fusion, `fuse` without a benchmark, a counter of calls, and warning filters."""
+
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+import addnorm
 from support.stream_steps import D, noise
 
 X = noise(2, 5, D)
+fuse = partial(addnorm.fuse, benchmark=False)  # no test depends on measured times
 # Warnings of torch while it captures and compiles.
 QUIET = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),

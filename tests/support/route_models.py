@@ -166,7 +166,7 @@ class MiniLM(Operation):
 
     def build(self, dtype):
         model = self.build_unfused(dtype)
-        addnorm.fuse(model, self.inputs(dtype))
+        addnorm.fuse(model, self.inputs(dtype), benchmark=False)
         return model
 
     def build_unfused(self, dtype):
@@ -174,7 +174,7 @@ class MiniLM(Operation):
 
     def compile(self, dtype):
         model = self.build_unfused(dtype)
-        addnorm.fuse(model, self.inputs(dtype), compile=True)
+        addnorm.fuse(model, self.inputs(dtype), compile=True, benchmark=False)
         return model, model
 
     def export(self, model, x, *, strict=False):
@@ -209,7 +209,7 @@ class MiniLM(Operation):
         names = {"bert.encoder.layer.0.": f"bert.encoder.layer.{layers.index(self.layers(model)[0])}."}
         if rank == 1:
             model.bert.embeddings = Embedded()
-        addnorm.fuse(model, *inputs)
+        addnorm.fuse(model, *inputs, benchmark=False)
         return model, names
 
     def shard(self, model, mesh, *, sequence):

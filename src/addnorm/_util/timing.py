@@ -1,9 +1,11 @@
 """Interleaved timing: several variants measured in turns, so that a disturbance of the machine affects all of them alike."""
 
 import gc
+import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -13,7 +15,7 @@ T = TypeVar("T")
 
 def interleave(
     samplers: Mapping[str, Callable[[], T]],
-    rounds: int,
+    rounds: Iterable[int],
     *,
     failed: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, list[T]]:
@@ -21,19 +23,19 @@ def interleave(
 
     Args:
         samplers: functions that take one sample each.
-        rounds: number of rounds.
+        rounds: numbers of the rounds, as of a `range`, or of a generator that ends when the time is up.
         failed: called with the name and the error of a sampler that raises, which ends its sampling. None: errors propagate.
 
     Example:
         >>> from addnorm._util.timing import interleave
         >>> order = []
-        >>> samples = interleave({name: lambda name=name: order.append(name) for name in "abc"}, 2)
+        >>> samples = interleave({name: lambda name=name: order.append(name) for name in "abc"}, range(2))
         >>> "".join(order)
         'abcbca'
     """
     samples: dict[str, list[T]] = {name: [] for name in samplers}
     with without_collector():
-        for turn in range(rounds):
+        for turn in rounds:
             names = list(samples)
             first = turn % len(names) if names else 0
             for name in names[first:] + names[:first]:
@@ -74,6 +76,24 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
         return values[0], values[0], values[0]
     q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
     return q1, median, q3
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% interval of the median that values are drawn around, from their order alone: no distribution is assumed.
+
+    A value is below the median with probability 1/2, so the number of values below it is binomial. The interval is from the k-th
+    smallest to the k-th largest value, with the largest k for which it holds the median with at least 95%. Fewer than six values
+    have no such k: the interval is from -inf to inf.
+
+    Example:
+        >>> from addnorm._util.timing import median_interval
+        >>> median_interval([5, 1, 3, 2, 4, 6, 9, 7, 8]), median_interval([1, 2, 3, 4, 5])
+        ((2, 8), (-inf, inf))
+    """
+    ordered, n = sorted(values), len(values)
+    tails = accumulate(math.comb(n, below) for below in range(n))  # of 2**n
+    k = sum(2 * tail * 20 <= 2**n for tail in tails)
+    return (ordered[k - 1], ordered[-k]) if k else (-math.inf, math.inf)
 
 
 def synchronize() -> None:

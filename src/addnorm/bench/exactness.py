@@ -30,6 +30,7 @@ from addnorm.functional import add_rms_norm
 from addnorm.fusion.benchmark import saved_bytes
 from addnorm.reference import Casting, Norm
 from addnorm.stream.dataflow.replay import relative_error
+from addnorm.stream.dataflow.snapshot import StateSnapshot
 
 GRADIENTS = (
     "dresidual",
@@ -213,7 +214,7 @@ def bytes_saved(norm: Norm, dtype: str, job: str) -> dict[str, int]:
     case = Case(norm=norm, job=job, rows=SAVED[0], d=SAVED[1], dtype=dtype)
     tensors = inputs(case)
     parameters = nn.ParameterList(nn.Parameter(t) for t in tensors.args[2:] if t is not None)
-    return _both(case, lambda call: saved_bytes(lambda: call(*tensors.args), parameters))
+    return _both(case, lambda call: saved_bytes(lambda: call(*tensors.args), StateSnapshot(parameters)))
 
 
 def facts(norm: Norm, dtype: str, by_variant: Mapping[str, Mapping[str, float]]) -> Iterable[Row]:

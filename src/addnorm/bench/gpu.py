@@ -107,7 +107,7 @@ def _time_variants(case: Case, rounds: int, names: Sequence[str]) -> Results:
     with keep_donated_buffers(job.retained), torch.set_grad_enabled(job.backward):  # one mode, one compilation
         calls, failures = timing.attempt(case, makers, makers)  # any error of a peer is reported
         samples = interleave(
-            {name: partial(sample, case.device, call) for name, call in calls.items()}, rounds,
+            {name: partial(sample, case.device, call) for name, call in calls.items()}, range(rounds),
             failed=lambda name, error: failures.append(timing.failure(case, name, error)),
         )  # fmt: skip
     rows = []

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from addnorm._util.timing import interleave, quartiles, synchronize
+from addnorm._util.timing import interleave, median_interval, quartiles, synchronize
 from addnorm.bench.case import Case, Results, Row
 
 State = Literal["kept", "fresh", "default"]
@@ -133,7 +133,7 @@ def measure(
 
     A row has the median time of a call and its quartiles in microseconds, `rounds`, and `repeats` in a loop. With a `peer` also
     `paired_ratio`, the median over the rounds of the peer's time divided by the variant's, and its 95% interval from
-    `paired_low` to `paired_high`.
+    `paired_low` to `paired_high` (`median_interval`).
 
     Args:
         case: the case.
@@ -145,30 +145,17 @@ def measure(
     turns = {name: _calibrate(call) for name, call in calls.items()}
     fit = int(seconds / sum(turn for _, turn in turns.values())) if turns else 0
     samplers = {name: partial(_sample, calls[name], repeats) for name, (repeats, _) in turns.items()}
-    samples = interleave(samplers, min(rounds, max(FEWEST_ROUNDS, fit)))
+    samples = interleave(samplers, range(min(rounds, max(FEWEST_ROUNDS, fit))))
     rows = []
     for name, pairs in samples.items():
         times, faults = zip(*pairs, strict=True)
         row = case.row(variant=name, **spread(times), faults=statistics.median(faults), repeats=turns[name][0])
         if peer is not None:
-            row |= paired_interval([theirs / ours for (theirs, _), ours in zip(samples[peer], times, strict=True)])
+            ratios = [theirs / ours for (theirs, _), ours in zip(samples[peer], times, strict=True)]
+            low, high = median_interval(ratios)
+            row |= {"paired_ratio": statistics.median(ratios), "paired_low": low, "paired_high": high}
         rows.append(row)
     return rows
-
-
-def paired_interval(ratios: Sequence[float]) -> Row:
-    """Return the median of ratios and its 95% interval, from their order alone: no distribution is assumed.
-
-    Example:
-        >>> from addnorm.bench.timing import paired_interval
-        >>> paired_interval([1.0, 1.3, 1.1, 1.2, 0.9, 1.5, 1.4, 1.6, 1.7])
-        {'paired_ratio': 1.3, 'paired_low': 1.0, 'paired_high': 1.6}
-    """
-    ordered, n = sorted(ratios), len(ratios)
-    place = max(int((n - 1.96 * n**0.5) / 2), 0)  # of the binomial distribution
-    return {
-        "paired_ratio": statistics.median(ordered), "paired_low": ordered[place], "paired_high": ordered[n - 1 - place],
-    }  # fmt: skip
 
 
 def spread(times: Sequence[float]) -> Row:

@@ -65,7 +65,7 @@ PARTS = (
         "The same model, fused",
         "Each add and the norm after it become one call, and all outputs and gradients are compared with those before, here for "
         "2 texts. addnorm.unfuse restores the model.",
-        "fuse minilm --batch 2",
+        "fuse minilm --batch 2 --no-benchmark",
     ),
     Part(
         "Post-LN against pre-LN, trained",

@@ -6,18 +6,19 @@ The share bounds the gain in time: fusing gains at most the time of Add & Norm.
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from addnorm._util.jsonio import Document
-from addnorm._util.timing import interleave, quartiles, synchronize
+from addnorm._util.timing import interleave, median_interval, quartiles, synchronize
 from addnorm.fusion.match import Match
 from addnorm.fusion.runs import map_tensors, run
 from addnorm.stream.dataflow.memory import storage_key
@@ -25,8 +26,8 @@ from addnorm.stream.dataflow.snapshot import StateSnapshot
 
 Call = Callable[..., Any]
 
-SECONDS = 2.0  # for each comparison of times
-MIN_ROUNDS, MAX_ROUNDS = 5, 101
+SECONDS, MAX_SECONDS = 1.0, 10.0  # for each comparison of times, and while it has fewer than `MIN_ROUNDS`
+MIN_ROUNDS, MAX_ROUNDS = 12, 101
 SHARE_SECONDS = 1.0
 MIN_SHARE_RUNS, MAX_SHARE_RUNS = 3, 7
 
@@ -36,7 +37,7 @@ MIN_SHARE_RUNS, MAX_SHARE_RUNS = 3, 7
 
 @dataclass(frozen=True)
 class Timing(Document):
-    """Times of a call before and after.
+    """Times of a call before and after. Both are called once a round, so the two times of a round are a pair.
 
     Attributes:
         before: median in seconds.
@@ -44,6 +45,10 @@ class Timing(Document):
         rounds: calls of each.
         before_quartiles: first and third quartile in seconds.
         after_quartiles: first and third quartile in seconds.
+        ratio: how many times as fast it is after: the median of before / after of each round. A machine that becomes slower
+            changes the medians of all rounds, but not the two times of one round.
+        interval: 95% interval of `ratio`, from the order of the ratios alone (`median_interval`); infinite with fewer than six
+            rounds.
     """
 
     before: float
@@ -51,25 +56,22 @@ class Timing(Document):
     rounds: int
     before_quartiles: tuple[float, float]
     after_quartiles: tuple[float, float]
+    ratio: float
+    interval: tuple[float, float]
 
-    PROPERTIES = ("ratio", "is_significant")
-
-    @property
-    def ratio(self) -> float:
-        """How many times as fast it is after: before / after."""
-        return self.before / self.after
+    PROPERTIES = ("is_significant",)
 
     @property
     def is_significant(self) -> bool:
-        """Whether the middle halves of both samples do not overlap."""
-        before, after = self.before_quartiles, self.after_quartiles
-        return before[0] > after[1] or after[0] > before[1]
+        """Whether the interval of the ratio excludes 1."""
+        return not self.interval[0] <= 1 <= self.interval[1]
 
 
 def compare_times(before: Callable[[], Any], after: Callable[[], Any], state: StateSnapshot) -> Timing:
     """Time two calls in alternating order, so that a disturbance of the machine affects both.
 
-    It takes about `SECONDS`, without an untimed call of each, for at least 5 and at most 101 rounds.
+    It takes about `SECONDS` for 12 to 101 rounds. If 12 rounds take longer, it takes up to `MAX_SECONDS` and the time of the last
+    round. After fewer than six rounds, no difference is significant.
 
     Args:
         before: one call.
@@ -78,11 +80,26 @@ def compare_times(before: Callable[[], Any], after: Callable[[], Any], state: St
     """
     samplers = {"before": partial(_time, before), "after": partial(_time, after)}
     with state.restored():
-        round_seconds = sum(sampler() for sampler in samplers.values())  # these calls do not count
-        rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(SECONDS / max(round_seconds, 1e-9))))
-        samples = interleave(samplers, rounds)
-    (before_1, median_before, before_3), (after_1, median_after, after_3) = map(quartiles, samples.values())
-    return Timing(median_before, median_after, rounds, (before_1, before_3), (after_1, after_3))
+        start = time.perf_counter()
+        first = {
+            name: [sampler()] for name, sampler in samplers.items()
+        }  # may be slower: it counts if it is the only one
+        samples = interleave(samplers, _rounds(start))
+    times = samples if samples["before"] else first
+    ratios = [one / other for one, other in zip(*times.values(), strict=True)]
+    (before_1, median_before, before_3), (after_1, median_after, after_3) = map(quartiles, times.values())
+    return Timing(
+        median_before, median_after, len(ratios), (before_1, before_3), (after_1, after_3),
+        statistics.median(ratios), median_interval(ratios),
+    )  # fmt: skip
+
+
+def _rounds(start: float) -> Iterator[int]:
+    """Yield the numbers of the rounds while there is time."""
+    for turn in range(MAX_ROUNDS):
+        if time.perf_counter() - start > (MAX_SECONDS if turn < MIN_ROUNDS else SECONDS):
+            break
+        yield turn
 
 
 def _time(call: Callable[[], Any]) -> float:
@@ -97,12 +114,11 @@ def _time(call: Callable[[], Any]) -> float:
 # Memory.
 
 
-def saved_bytes(call: Callable[[], Any], model: nn.Module, arguments: Any = ()) -> int:
+def saved_bytes(call: Callable[[], Any], state: StateSnapshot) -> int:
     """Return the bytes that autograd saves for backward in a call of a forward.
 
-    Each storage counts once and in full. Storages of parameters, buffers and arguments do not count.
+    Each storage counts once and in full. Storages in the state, of parameters, buffers and arguments, do not count.
     """
-    state = StateSnapshot(model, arguments)
     storages: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
@@ -144,10 +160,15 @@ class Benchmark(Document):
         return {"inference": self.inference} | ({} if self.training is None else {"training step": self.training})
 
     @property
-    def slower(self) -> dict[str, Timing]:
-        """The runs that are slower after fusing, beyond the spread of their times; none if another run is faster."""
-        changed = {name: timing for name, timing in self.runs.items() if timing.is_significant}
-        return changed if all(timing.ratio < 1 for timing in changed.values()) else {}
+    def changes(self) -> dict[str, Timing]:
+        """The runs whose time has changed significantly, those that are slower first."""
+        changed = [(name, timing) for name, timing in self.runs.items() if timing.is_significant]
+        return dict(sorted(changed, key=lambda item: item[1].ratio))
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether a run is slower after fusing, and none is faster."""
+        return bool(self.changes) and all(timing.ratio < 1 for timing in self.changes.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes for JSON."""
@@ -156,22 +177,30 @@ class Benchmark(Document):
 
 
 def measure(
-    model: nn.Module, before: Call, after: Call, args: Sequence[Any], kwargs: Mapping[str, Any], gradients: bool
-) -> Benchmark:
-    """Measure two callables that compute the same with the parameters of a model."""
-    arguments = (args, kwargs)
+    before: Call, after: Call, args: Sequence[Any], kwargs: Mapping[str, Any], parameters: Mapping[str, Tensor],
+    state: StateSnapshot,
+) -> Benchmark:  # fmt: skip
+    """Measure two callables that compute the same.
+
+    Args:
+        before: one callable.
+        after: the other callable, with the same arguments.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        parameters: those whose gradients a training step computes; without any, only inference is measured.
+        state: of the model and the arguments, restored after each measurement.
+    """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # before the measurement adds to it
 
     def timing(parameters: Mapping[str, Tensor]) -> Timing:
         # The signs of the loss are drawn in the first call, which does not count.
         first, second = (partial(run, call, args, kwargs, parameters, {}) for call in (before, after))
-        return compare_times(first, second, StateSnapshot(model, arguments))
+        return compare_times(first, second, state)
 
     def memory(call: Call) -> int:
         positional, named = map_tensors((tuple(args), dict(kwargs)), lambda tensor: tensor)  # copies of caches
-        return saved_bytes(lambda: call(*positional, **named), model, arguments)
+        return saved_bytes(lambda: call(*positional, **named), state)
 
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad and gradients}
     inference, threads = timing({}), torch.get_num_threads()
     if not parameters:
         return Benchmark(inference, threads=threads, load=load)

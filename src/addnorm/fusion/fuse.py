@@ -21,7 +21,7 @@ from torch import nn
 
 from addnorm._util.torch_internals import count_global_hooks, forget_code, guard_hooks
 from addnorm.fusion.backend import CAPTURED_ANEW, ModelBackend
-from addnorm.fusion.benchmark import Benchmark, measure
+from addnorm.fusion.benchmark import measure
 from addnorm.fusion.encoder import keep_padding_zero, padding_encoders
 from addnorm.fusion.match import Boundary
 from addnorm.fusion.proof import modes_of, prove
@@ -40,15 +40,15 @@ OWN_CACHE = {"isolate_recompiles": True, "recompile_limit": 32}
 FORWARD = operator.attrgetter("forward")
 
 
-def fuse(
-    model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = False, keep_slower: bool = False, **kwargs: Any
-) -> Fusion:  # fmt: skip
+def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = True, **kwargs: Any) -> Fusion:
     r"""Replace every Add & Norm of a model by one fused call, and prove that the model computes the same.
 
         z = x + Sublayer(x);  y = Norm(z)        becomes        y, z = add_layer_norm(x, Sublayer(x), weight, bias, eps, ...)
 
     With n residual streams, the write X' = A X + b w and the read Norm(sum of c_j X'_j) become one call of `add_norm_streams`,
     or two if c is computed from X'.
+
+    A fused model checks at each call that its graphs still fit. `fuse` measures whether it is slower: then it is left as it is.
 
     The model is changed in place and keeps its class, parameters, buffers, hooks, `state_dict` and `save_pretrained`. It trains,
     and accepts other shapes, masks and caches, as before. The sums of one stream have the same bits as before. Random numbers
@@ -59,22 +59,23 @@ def fuse(
         model: any `torch.nn.Module`.
         args: positional arguments for the proof. Use realistic inputs, such as text or images, not zeros.
         compile: pass the graphs on to Inductor, as torch.compile does. By default they run eagerly.
-        benchmark: measure the time of a forward pass and of a training step, before and after, and the memory that autograd
-            saves. It takes about two seconds each. A model that is slower when fused, beyond the spread of the times, and in
-            no run faster, is left as it is.
-        keep_slower: fuse such a model all the same.
+        benchmark: measure the time of a forward pass and, if parameters require gradients, of a training step, before and after
+            in turns, and the memory that autograd saves. It takes about a second each; where 12 rounds take longer, up to ten
+            seconds and the time of a round. A model is left as it is if one of the two is slower when fused and the other is
+            not faster, judged by the 95% interval of the ratio of the paired times. The report has the numbers. False: measure
+            nothing, and fuse what is proven.
         kwargs: keyword arguments for the proof.
 
     Returns:
-        A `Fusion`: the Add & Norms that are fused, the others with the reason, the proof, and the share of Add & Norm in the
-        forward pass, which bounds the gain in time.
+        A `Fusion`: the Add & Norms that are fused, the others with the reason, the proof, the share of Add & Norm in the
+        forward pass, which bounds the gain in time, and the benchmark.
 
     Raises:
         TypeError: `model` is not a module.
         ValueError: the model is fused or compiled already, its parameters are sharded or quantized (fuse it before), it is
             `DistributedDataParallel` (fuse the module inside), or its outputs contain no finite number.
         VerificationError: the fused model differs by more than the tolerance. The model is unchanged.
-        Exception: any error of the model for these inputs.
+        Exception: any error of the model for these inputs, in the proof or in the benchmark. The model is unchanged.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -82,6 +83,8 @@ def fuse(
         >>> fusion = addnorm.fuse(model, torch.randn(2, 5, 16))
         >>> len(fusion.fused), fusion.proof.holds
         (6, True)
+        >>> fusion.is_applied == (not fusion.benchmark.is_slower)
+        True
         >>> model = addnorm.unfuse(model)
     """
     _check_model(model)
@@ -119,9 +122,9 @@ def fuse(
         if fusion.fused:
             share = backend.measure_share(lambda: run(after, args, kwargs, {}), state)
             backend.stop_recording()
-            times = measure(model, before, after, args, kwargs, bool(proof.gradients)) if benchmark else None
-            note = "" if times is None or keep_slower else _explain_slower(times)
-            fusion = result(boundaries, share=share, benchmark=times, note=note)
+            parameters = next((mode.parameters for mode in modes if mode.parameters), {})
+            times = measure(before, after, args, kwargs, parameters, state) if benchmark else None
+            fusion = result(boundaries, share=share, benchmark=times)
         fused_calls = fusion.is_applied
     finally:
         backend.stop_recording()
@@ -137,23 +140,17 @@ def fuse(
     return fusion
 
 
-def _explain_slower(times: Benchmark) -> str:
-    """Return a sentence about a model that is slower when it is fused; empty for other models."""
-    slower = " and ".join(f"{run} {timing.ratio:.2f}" for run, timing in times.slower.items())
-    return slower and f"Fused it is slower here ({slower} times as fast): keep_slower=True fuses it all the same."
-
-
 def unfuse(model: nn.Module) -> nn.Module:
     """Restore a fused model to what it was before, and return it.
 
-    A model in which `fuse` found nothing is returned as it is.
+    A model that `fuse` left as it is is returned as it is.
 
     Raises:
         ValueError: the model is not fused.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-        >>> fusion = addnorm.fuse(model, torch.randn(2, 5, 16))
+        >>> fusion = addnorm.fuse(model, torch.randn(2, 5, 16), benchmark=False)
         >>> addnorm.unfuse(model) is model
         True
     """
@@ -169,7 +166,7 @@ def unfuse(model: nn.Module) -> nn.Module:
     return model
 
 
-_unchanged: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models in which `fuse` found nothing to fuse
+_unchanged: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that `fuse` left as they are
 
 
 def is_fused(model: Any) -> bool:

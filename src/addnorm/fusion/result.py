@@ -10,7 +10,14 @@ from typing import Any
 
 from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.jsonio import Document
-from addnorm._util.numbers import format_bytes, format_count, format_number, format_percent, format_seconds
+from addnorm._util.numbers import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_percent,
+    format_seconds,
+    join_words,
+)
 from addnorm._util.render import Rendered
 from addnorm._util.site_tables import mask_numbers, merge_paths
 from addnorm.fusion.benchmark import Benchmark, Timing
@@ -41,12 +48,11 @@ class Fusion(Document, Rendered):
         inductor: whether the graphs are compiled by Inductor.
         share: of Add & Norm in the time of the eager forward pass, from 0 to 1; None if it is not known, as with activation
             checkpoints.
-        benchmark: times and memory before and after; None if not requested, or if nothing is fused.
-        note: why a model that is slower when fused is left as it is; otherwise empty.
+        benchmark: times and memory before and after; None if not requested, or if nothing can be fused.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-        >>> fusion = addnorm.fuse(model, torch.randn(2, 5, 16))
+        >>> fusion = addnorm.fuse(model, torch.randn(2, 5, 16), benchmark=False)
         >>> len(fusion.boundaries), len(fusion.fused), fusion.num_graphs
         (2, 2, 1)
     """
@@ -58,7 +64,6 @@ class Fusion(Document, Rendered):
     inductor: bool = False
     share: float | None = None
     benchmark: Benchmark | None = None
-    note: str = ""
 
     @property
     def fused(self) -> tuple[Boundary, ...]:
@@ -73,7 +78,18 @@ class Fusion(Document, Rendered):
     @property
     def is_applied(self) -> bool:
         """Whether the model runs the fused calls now."""
-        return bool(self.fused) and self.proof.holds and not self.note
+        return bool(self.fused) and self.proof.holds and not (self.benchmark and self.benchmark.is_slower)
+
+    @property
+    def note(self) -> str:
+        """Sentence about runs that are slower when the model is fused: why it is left as it is, or fused; otherwise empty."""
+        changes = self.benchmark.changes if self.benchmark else {}
+        if all(timing.ratio > 1 for timing in changes.values()):
+            return ""
+        runs = join_words([f"{name} {_ratio(timing)}" for name, timing in changes.items()])
+        if self.is_applied:
+            return f"Fused, one run is slower and the other faster: {runs}. `unfuse` restores the model."
+        return f"Fused it is slower here: {runs}. benchmark=False (--no-benchmark) fuses it all the same."
 
     @property
     def max_gain(self) -> float | None:
@@ -83,7 +99,7 @@ class Fusion(Document, Rendered):
     def to_dict(self) -> dict[str, Any]:
         """Return the result for JSON."""
         counts = {"fused": len(self.fused), "changed": self.is_applied}
-        return {"schema": "addnorm.fusion", "schema_version": 1, **super().to_dict(), **counts}
+        return {"schema": "addnorm.fusion", "schema_version": 1, **super().to_dict(), "note": self.note, **counts}
 
     def __repr__(self) -> str:
         return f"<Fusion of {self.model}: {len(self.fused)} of {len(self.boundaries)} Add & Norms fused>"
@@ -300,10 +316,10 @@ def _benchmark_blocks(fusion: Fusion, benchmark: Benchmark) -> Iterator[Block]:
     rounds = " and ".join(str(timing.rounds) for _, timing in timings)
     load = "" if benchmark.load is None else f", load {benchmark.load:.1f} before"
     threads = format_count(benchmark.threads, "thread")
-    note = f"Medians of {rounds} rounds, ± half the interquartile range; {threads}{load}."
+    note = f"Medians of {rounds} rounds, ± half the interquartile range, 95% intervals; {threads}{load}."
     yield Paragraph(note, style="dim", indent=2)
     bound = math.inf if fusion.max_gain is None else fusion.max_gain
-    beyond = [f"{name} {t.ratio:.2f}" for name, t in timings if t.is_significant and t.ratio > bound]
+    beyond = [f"{name} {t.ratio:.3f}" for name, t in timings if t.interval[0] > bound]
     if beyond and not fusion.inductor:
         remark = (
             f"More than the {fusion.max_gain:.2f} times that fusing can gain in a forward pass: {', '.join(beyond)}. The rest is "
@@ -321,7 +337,19 @@ def _time_cells(timing: Timing) -> list[str]:
     cells = [
         f"{format_seconds(median)} ±{format_percent((high - low) / (2 * median), 1)}" for median, (low, high) in times
     ]
-    return [*cells, f"{timing.ratio:.2f} times as fast" if timing.is_significant else "no significant difference"]
+    if math.isinf(timing.interval[1]):
+        return [*cells, "too few rounds to compare"]
+    return [*cells, _ratio(timing) if timing.is_significant else f"no significant difference ({_interval(timing)})"]
+
+
+def _ratio(timing: Timing) -> str:
+    """Return how many times as fast a run is after fusing, with the interval."""
+    return f"{timing.ratio:.3f} times as fast ({_interval(timing)})"
+
+
+def _interval(timing: Timing) -> str:
+    low, high = timing.interval
+    return f"{low:.3f} to {high:.3f}"
 
 
 def _change(before: int, after: int) -> str:

@@ -1,0 +1,52 @@
+"""Tests of the interval of a median."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from addnorm._util.timing import median_interval
+
+# Of tables of the sign test: the interval of n values is from the k-th smallest to the k-th largest.
+TABLE = {
+    6: 1,
+    8: 1,
+    9: 2,
+    11: 2,
+    12: 3,
+    14: 3,
+    15: 4,
+    17: 5,
+    20: 6,
+    21: 6,
+    25: 8,
+    30: 10,
+    40: 14,
+    50: 18,
+    100: 40,
+    101: 41,
+}
+
+
+@pytest.mark.parametrize(("count", "k"), TABLE.items())
+def test_median_interval_has_the_places_of_the_sign_test(count, k):
+    values = [*range(1, count + 1)]
+    random.Random(0).shuffle(values)
+    assert median_interval(values) == (k, count + 1 - k)
+    inside = sum(math.comb(count, below) for below in range(k, count + 1 - k))
+    assert inside >= 0.95 * 2**count > inside - 2 * math.comb(count, k)
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_few_values_have_no_interval(count):
+    assert median_interval([1.0] * count) == (-math.inf, math.inf)
+
+
+def test_median_interval_holds_a_skewed_median_in_95_percent():
+    draw = random.Random(0).expovariate
+    held = []
+    for _ in range(2000):
+        low, high = median_interval([draw(1.0) for _ in range(12)])
+        held.append(low <= math.log(2) <= high)
+    assert 0.95 <= statistics.mean(held) <= 0.975  # 0.961 for 12 values
