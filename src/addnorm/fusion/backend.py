@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -26,7 +25,7 @@ from addnorm.fusion.call_proof import prove_calls
 from addnorm.fusion.encoder import expand_encoder_layers
 from addnorm.fusion.fused_call import choose_casting
 from addnorm.fusion.graph import PathOf, TracedGraph, entered, source_of, trace_graph
-from addnorm.fusion.match import Boundary, Match, match_sum
+from addnorm.fusion.match import Boundary, Match, match_sum, surplus
 from addnorm.fusion.pattern import find_matches
 from addnorm.fusion.rewrite import erase_unused, insert_fused_call, insert_streams_call, read_written_values
 from addnorm.fusion.streams import StreamMatch, find_stream_matches
@@ -200,7 +199,7 @@ def _rewrite(traced: TracedGraph, matches: Sequence[Match]) -> tuple[Rewrite | N
         else:
             insert_fused_call(rewrite.graph, match, rewrite.current)
     # A cast without effect returns y too.
-    replaced = {rewrite.copies[node] for match in fusable for node in (*match.inner, *match.z, *match.y)}
+    replaced = {rewrite.copies[node] for match in fusable for node in match.nodes}
     erase_unused(rewrite.graph, replaced)
     try:
         rewrite.graph.lint()
@@ -360,18 +359,10 @@ class ModelBackend:
         """Return the Add & Norms that no graph contains, because a graph break separates add and norm."""
         with torch.no_grad():
             flow = capture_flow(model, args, kwargs)
-        count = Counter((boundary.norm, boundary.kind) for boundary in captured)
-        missing = []
-        for norm in find_norms(flow):
-            match = match_sum(norm)
-            if match is None:
-                continue
-            match.reason = GRAPH_BREAK if self.num_graphs else NOT_CAPTURED
-            boundary = match.to_boundary()
-            count[boundary.norm, boundary.kind] -= 1
-            if count[boundary.norm, boundary.kind] < 0:
-                missing.append(boundary)
-        return tuple(missing)
+        reason = GRAPH_BREAK if self.num_graphs else NOT_CAPTURED
+        matches = filter(None, map(match_sum, find_norms(flow)))
+        boundaries = (replace(match.to_boundary(), reason=reason) for match in matches)
+        return tuple(surplus(boundaries, captured, attrgetter("norm", "kind")))
 
 
 def _relocate(boundary: Boundary, norm: str | None) -> Boundary:

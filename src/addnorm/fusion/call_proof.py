@@ -38,6 +38,7 @@ from addnorm.fusion.graph import (
     is_number,
     layout_of,
     same_layout,
+    shape_of,
     with_strides,
 )
 from addnorm.fusion.match import Match, dtype_name
@@ -119,7 +120,7 @@ class _Replacement:
         nodes = {name: [*dict.fromkeys(nodes)] for name, nodes in match.results.items()}
         self.names = [f"{name} {k}" if k else name for name, some in nodes.items() for k in range(len(some))]
         self.dtypes = {name: example_value(some[0]).dtype for name, some in nodes.items()}
-        region = {node for node in (*match.inner, *match.z, *match.y) if not _is_given(node)}
+        region = {node for node in match.nodes if not _is_given(node)}
         originals = [node for some in nodes.values() for node in some]
         results = [rewrite.current[node] for node in originals]
         self.before = _collect(rewrite, originals, region.__contains__)
@@ -166,25 +167,16 @@ class _Replacement:
                 continue
             try:
                 with torch.inference_mode(False):
-                    differences = [*self._compare(shape, contexts, unusual=not found)]
+                    scale = self._scale(shape)
+                    differences = [*self._compare_draw(shape, contexts, scale, apart=not found)]
+                    if not found:  # large, small and zero rows, NaN and infinities too
+                        differences += self._compare_draw(shape, contexts, self._scale(shape, unusual=True))
+                        differences += self._compare_special(contexts, self._fill(shape, scale))
             except Exception as error:  # of any kind: the operators may accept no other shape than that of the graph
                 differences = [("error", failure(f"{type(error).__name__} in a call by itself"))] * (shape == full)
             for precision, difference in differences:
                 found[precision] = worst([*filter(None, [found.get(precision)]), difference]) or difference
         return [*found.values()]
-
-    def _compare(
-        self, shape: tuple[int, ...], contexts: Sequence[Any], unusual: bool
-    ) -> Iterator[tuple[str, Difference]]:
-        """Yield for each result its precision, and how the replacement differs from the original on random inputs of one shape.
-
-        With `unusual` inputs have large, small and zero rows, NaN and infinities too.
-        """
-        scale = self._scale(shape)
-        yield from self._compare_draw(shape, contexts, scale, apart=unusual)
-        if unusual:
-            yield from self._compare_draw(shape, contexts, self._scale(shape, unusual=True))
-            yield from self._compare_special(contexts, self._fill(shape, scale))
 
     def _compare_draw(
         self, shape: tuple[int, ...], contexts: Sequence[Any], scale: Tensor, apart: bool = False
@@ -237,14 +229,11 @@ class _Replacement:
 
     def _scale(self, shape: tuple[int, ...], unusual: bool = False) -> Tensor:
         """Return a factor for each row of the inputs: random, or with `unusual` a fixed cycle of large, small and zero ones."""
+        rows, factored = [*shape], (*shape[:-1], 1)
         if self.streams_dim is not None:  # one factor for all streams of a token: else their sum is that of the largest
-            rows = (*shape[: self.streams_dim], 1, *shape[self.streams_dim + 1 :])
-            return self._row_factors(rows, unusual).expand(*shape[:-1], 1)
-        return self._row_factors(shape, unusual)
-
-    def _row_factors(self, shape: tuple[int, ...], unusual: bool) -> Tensor:
+            rows[self.streams_dim] = 1
         if not unusual:
-            return draw_row_factors(torch.Generator().manual_seed(0), shape)
+            return draw_row_factors(torch.Generator().manual_seed(0), rows).expand(factored)
         is_half = torch.float16 in {*self.dtypes.values(), *(example_value(node).dtype for node in self.operands)}
         factors: Sequence[float] = UNUSUAL_HALF if is_half else UNUSUAL
         if self.match.norm.kind == "layer" and shape[-1] <= VERY_FEW:
@@ -253,7 +242,7 @@ class _Replacement:
             factors = tuple(
                 factor or 1.0 for factor in factors
             )  # else the row is NaN, and so are gradients of the weight
-        return repeat_factors(factors, shape)
+        return repeat_factors(factors, rows).expand(factored)
 
     def _fill(self, shape: tuple[int, ...], scale: Tensor) -> dict[fx.Node, Any]:
         """Return a value for each node that both sides read.
@@ -267,7 +256,7 @@ class _Replacement:
             if _is_given(node):
                 leaves[node] = given_value(self.graph, node)
                 continue
-            size, stride = concrete(tuple(example.shape)), concrete(example.stride())
+            size, stride = shape_of(node), concrete(example.stride())
             noise = draw_normal(generator, shape if size == self.shape else size)
             if self.roles.get(node) in COEFFICIENTS:  # else streams may cancel, and their sum is round-off
                 noise = noise.abs() + 0.3

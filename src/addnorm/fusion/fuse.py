@@ -11,7 +11,8 @@ import inspect
 import operator
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -92,20 +93,19 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
     _check_parameters(model)
     backend = ModelBackend(model, compile)
     before, after = model._call_impl, _compiled_call(model, backend)
-    undo = [keep_padding_zero(encoder) for encoder in padding_encoders(model)]
-    fused_calls = False
 
-    def result(boundaries: Sequence[Boundary], **measured: Any) -> Fusion:
+    def result(boundaries: Iterable[Boundary]) -> Fusion:
         """Return the `Fusion` so far; raise `VerificationError` if the proof, with the calls captured by now, does not hold."""
-        fusion = Fusion(
-            type(model).__name__, tuple(boundaries), num_graphs,
-            replace(proof, calls=tuple(backend.differences)), compile, **measured,
-        )  # fmt: skip
-        if not fusion.proof.holds:
+        proven = replace(proof, calls=tuple(backend.differences))
+        fusion = Fusion(type(model).__name__, tuple(boundaries), num_graphs, proven, compile)
+        if not proven.holds:
             raise VerificationError(fusion)
         return fusion
 
-    try:
+    with ExitStack() as undo:
+        undo.callback(backend.stop_recording)
+        for encoder in padding_encoders(model):
+            undo.callback(keep_padding_zero(encoder))
         with hint_inputs(args, kwargs):
             proof = prove(model, before, backend.recorded(after), args, kwargs)
         num_graphs = backend.num_graphs  # of the proof; later calls add more
@@ -114,29 +114,19 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
             state = StateSnapshot(model, (args, kwargs))
             modes = [mode for mode in modes_of(model, args, kwargs) if mode.is_in(proof)]
             runs = [partial(run, after, args, kwargs, mode.parameters, inputs=mode.inputs) for mode in modes]
-            is_reused = all(backend.is_reused(call, state) for call in runs)
-            boundaries = fusion.boundaries
-            if not is_reused:
-                boundaries = tuple(replace(one, reason=one.reason or CAPTURED_ANEW) for one in boundaries)
-            fusion = result(boundaries)
+            reason = None if all(backend.is_reused(call, state) for call in runs) else CAPTURED_ANEW
+            fusion = result(replace(one, reason=one.reason or reason) for one in fusion.boundaries)
         if fusion.fused:
             share = backend.measure_share(lambda: run(after, args, kwargs, {}), state)
             backend.stop_recording()
             parameters = next((mode.parameters for mode in modes if mode.parameters), {})
             times = measure(before, after, args, kwargs, parameters, state) if benchmark else None
-            fusion = result(boundaries, share=share, benchmark=times)
-        fused_calls = fusion.is_applied
-    finally:
-        backend.stop_recording()
-        if not fused_calls:
-            for action in undo:
-                action()
-    if fused_calls:
-        vars(after)[UNDO] = undo
-        model._compiled_call_impl = after
-        _unchanged.discard(model)
-    else:
+            fusion = replace(result(fusion.boundaries), share=share, benchmark=times)
         _unchanged.add(model)
+        if fusion.is_applied:
+            _unchanged.discard(model)
+            vars(after)[UNDO] = undo.pop_all().close
+            model._compiled_call_impl = after
     return fusion
 
 
@@ -161,8 +151,7 @@ def unfuse(model: nn.Module) -> nn.Module:
         raise ValueError(f"model is {type(model).__name__}, which is not fused: fuse it with {USAGE}.")
     undo = vars(model._compiled_call_impl)[UNDO]
     del model._compiled_call_impl
-    for action in undo:
-        action()
+    undo()
     return model
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from addnorm import functional
-from addnorm.fusion.graph import TracedGraph, concrete, entered, example_value, given_value, is_number
+from addnorm.fusion.graph import TracedGraph, concrete, entered, example_value, given_value, is_number, shape_of
 from addnorm.fusion.match import Match, NotFusableError
 from addnorm.reference import Casting
 
@@ -114,9 +114,7 @@ def _random_tensors(match: Match, shape: tuple[int, ...], seed: int) -> dict[fx.
     generator = torch.Generator().manual_seed(seed)
     scale = draw_row_factors(generator, shape) * repeat_factors(ROW_SCALES, shape, seed)
     tensors = dict.fromkeys(match.z, (draw_normal(generator, shape) + 0.3) * scale)
-    for node in (match.weight, match.bias):
-        if node is not None:
-            tensors[node] = draw_normal(generator, concrete(tuple(example_value(node).shape)))
+    tensors |= {node: draw_normal(generator, shape_of(node)) for node in match.parameters.values()}
     return {node: tensor.to(example_value(node).device, example_value(node).dtype) for node, tensor in tensors.items()}
 
 

@@ -94,6 +94,12 @@ def concrete(value: Any) -> Any:
     return tuple(map(concrete, value)) if isinstance(value, tuple | list) else value
 
 
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """Return the shape of a node's tensor in the call for which the graph was captured."""
+    shape: tuple[int, ...] = concrete(tuple(example_value(node).shape))
+    return shape
+
+
 def _hint(symbol: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     """Return the number of a symbol in that call, or any number if it depends on the data."""
     if symbol.node.hint is not None:

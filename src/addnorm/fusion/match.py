@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
 
 from addnorm._util.jsonio import Document
-from addnorm.fusion.graph import concrete, example_value
+from addnorm.fusion.graph import shape_of
 from addnorm.stream.dataflow.arithmetic import match_terms, strip_views
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.operators import FAMILY
@@ -95,6 +98,16 @@ class Match:
     inner: tuple[fx.Node, ...] = ()
 
     @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """The nodes that the call replaces."""
+        return (*self.inner, *self.z, *self.y)
+
+    @property
+    def parameters(self) -> dict[str, fx.Node]:
+        """The nodes of the norm's weight and bias, if it has them."""
+        return {name: node for name, node in (("weight", self.weight), ("bias", self.bias)) if node is not None}
+
+    @property
     def returns_residual(self) -> bool:
         """Whether other operators read the sum too."""
         if not self.z:
@@ -105,8 +118,7 @@ class Match:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the sum in the call for which the graph was captured."""
-        shape: tuple[int, ...] = concrete(tuple(example_value(self.z[0]).shape))
-        return shape
+        return shape_of(self.z[0])
 
     @property
     def streams_dim(self) -> int | None:
@@ -121,9 +133,7 @@ class Match:
     @property
     def tensors(self) -> dict[str, fx.Node]:
         """The nodes that the call reads, by argument."""
-        names = ("residual", "branch", "weight", "bias")
-        nodes = zip(names, (*self.operands, self.weight, self.bias), strict=True)
-        return {name: node for name, node in nodes if node is not None}
+        return dict(zip(("residual", "branch"), self.operands, strict=True)) | self.parameters
 
     def to_boundary(self) -> Boundary:
         """Return the `Boundary` that is reported to the user."""
@@ -147,6 +157,18 @@ def match_sum(norm: Norm) -> Match | None:
     if value.op.origin.startswith(FAMILY) and any(op.origin.startswith(FAMILY) for op in norm.ops):
         return None
     return Match(norm, value)
+
+
+def surplus(
+    boundaries: Iterable[Boundary], known: Iterable[Boundary], key: Callable[[Boundary], Any]
+) -> list[Boundary]:
+    """Return the boundaries that are not among the known ones, by a key that several may have."""
+    count, rest = Counter(map(key, known)), []
+    for boundary in boundaries:
+        count[key(boundary)] -= 1
+        if count[key(boundary)] < 0:
+            rest.append(boundary)
+    return rest
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -109,7 +109,7 @@ def _find_add(match: Match, traced: TracedGraph) -> None:
         raise NotFusableError(f"its add is computed inside {_target_name(node)}")
     match.add, match.z, match.operands = node, z, operands
     x, branch = examples
-    if not _same_shape(x, branch):
+    if not same_shape(x, branch):
         raise NotFusableError("its add broadcasts")
     if x.dtype not in FLOAT_DTYPES or branch.dtype not in FLOAT_DTYPES:
         raise NotFusableError(f"it adds {dtype_name(x.dtype)} and {dtype_name(branch.dtype)}")
@@ -117,7 +117,7 @@ def _find_add(match: Match, traced: TracedGraph) -> None:
         raise NotFusableError(f"it adds tensors on {x.device} and {branch.device}")
 
 
-def _same_shape(x: Tensor, other: Tensor) -> bool:
+def same_shape(x: Tensor, other: Tensor) -> bool:
     """Return whether two shapes are equal for all sizes that the graph may run with."""
     return [*map(size_expr, x.shape)] == [*map(size_expr, other.shape)]
 
@@ -181,7 +181,7 @@ def sole_cast(value: Value) -> Value | None:
 def _find_views(match: Match, traced: TracedGraph) -> None:
     """Set the views through which the norm reads the sum, if they change its shape."""
     z, y = example_value(match.z[0]), example_value(match.y[0])
-    if match.norm.y.shape == match.sum.shape and _same_shape(y, z):
+    if match.norm.y.shape == match.sum.shape and same_shape(y, z):
         return
     value, views = max((_views_of_sum(match, op) for op in match.norm.ops), key=lambda pair: len(pair[1]))
     nodes = dict.fromkeys(traced.node_of[op] for op in reversed(views))
@@ -272,7 +272,7 @@ def check_numbers(nodes: Iterable[fx.Node], traced: TracedGraph, width: Any = No
 
 def _check_late_parameters(match: Match, traced: TracedGraph) -> None:
     """Check that a weight or bias that is computed after the add is the same when computed before it."""
-    todo = [node for node in (match.weight, match.bias) if node is not None]
+    todo = [*match.parameters.values()]
     while todo:
         node = todo.pop()
         if node < match.add:

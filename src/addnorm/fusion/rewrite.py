@@ -80,7 +80,14 @@ def insert_fused_call(graph: fx.Graph, match: Match, current: dict[fx.Node, fx.N
             y = _copy_in_order(graph, y, dimension_order(expected))
     y.meta["example_value"] = example_value(match.y[0])
     z.meta["example_value"] = example_value(match.z[0])
-    for node, new in (*((node, y) for node in match.y), *((node, z) for node in match.z if returns_residual)):
+    _replace(match.y, y, current)
+    if returns_residual:
+        _replace(match.z, z, current)
+
+
+def _replace(nodes: Iterable[fx.Node], new: fx.Node, current: dict[fx.Node, fx.Node]) -> None:
+    """Let all nodes that read the results of `nodes` read `new`."""
+    for node in nodes:
         current[node].replace_all_uses_with(new)
         current[node] = new
 
@@ -103,10 +110,7 @@ def insert_streams_call(graph: fx.Graph, match: StreamMatch, current: dict[fx.No
         "branch": [features],
         "streams": [match.source, features],
     }
-    tensors = {
-        name: example_value(operand.node) for name, operand in match.operands_of.items() if isinstance(operand, Operand)
-    }
-    like = tensors["streams"]
+    like = example_value(match.tensor("streams").node)
     wide = compute_dtype(like)
     with graph.inserting_before(current[match.before]):
         arguments: dict[str, Any] = {}
@@ -123,11 +127,7 @@ def insert_streams_call(graph: fx.Graph, match: StreamMatch, current: dict[fx.No
             if operand.number != 1.0:
                 node = _call_method(graph, "mul", node, operand.number)
             arguments[name] = node
-        arguments |= {
-            name: _flatten(graph, current[node])
-            for name, node in (("weight", match.weight), ("bias", match.bias))
-            if node
-        }
+        arguments |= {name: _flatten(graph, current[node]) for name, node in match.parameters.items()}
         dtypes = {"streams_dtype": match.z, "out_dtype": match.y}
         arguments |= {
             name: dtype
@@ -144,9 +144,7 @@ def insert_streams_call(graph: fx.Graph, match: StreamMatch, current: dict[fx.No
         for k, (nodes, tail, wanted) in enumerate(results):
             if nodes and wanted is not None:
                 new = _result(graph, graph.call_function(operator.getitem, (call, k)), nodes, [*rows, *tail], wanted)
-                for node in nodes:
-                    current[node].replace_all_uses_with(new)
-                    current[node] = new
+                _replace(nodes, new, current)
 
 
 def _result(

@@ -16,7 +16,7 @@ from torch import fx
 
 from addnorm._util.arguments import FLOAT_DTYPES
 from addnorm.fusion.axes import Axes, Operand, Term
-from addnorm.fusion.graph import TracedGraph, concrete, example_value, size_expr
+from addnorm.fusion.graph import TracedGraph, example_value, shape_of
 from addnorm.fusion.match import Boundary, Match, NotFusableError, dtype_name
 from addnorm.fusion.pattern import (
     NORM_CHECKS,
@@ -25,6 +25,7 @@ from addnorm.fusion.pattern import (
     check_numbers,
     collect_inner,
     in_place_writes,
+    same_shape,
     sole_cast,
 )
 from addnorm.stream.dataflow.arithmetic import strip_views
@@ -93,9 +94,7 @@ class StreamMatch(Match):
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the streams in the call for which the graph was captured."""
-        node = self.z[0] if self.z else self.tensor("streams").node
-        shape: tuple[int, ...] = concrete(tuple(example_value(node).shape))
-        return shape
+        return shape_of(self.z[0] if self.z else self.tensor("streams").node)
 
     @property
     def results(self) -> dict[str, tuple[fx.Node, ...]]:
@@ -121,7 +120,7 @@ class StreamMatch(Match):
     def tensors(self) -> dict[str, fx.Node]:
         """The nodes that the call reads."""
         own = {name: operand.node for name, operand in self.operands_of.items() if isinstance(operand, Operand)}
-        return own | {name: node for name, node in (("weight", self.weight), ("bias", self.bias)) if node is not None}
+        return own | self.parameters
 
 
 def find_stream_matches(traced: TracedGraph, norms: Sequence[Norm]) -> list[StreamMatch]:
@@ -160,7 +159,7 @@ def _reject_shared(matches: Sequence[StreamMatch], traced: TracedGraph) -> None:
     """Set the reason of boundaries of which a product or a sum would still be computed, since another node reads it."""
     while True:
         fused = [match for match in matches if match.reason is None]
-        inside = {node for match in fused for node in (*match.inner, *match.z, *match.y)}
+        inside = {node for match in fused for node in match.nodes}
         for match in fused:
             inner = {*match.inner} - {*match.z, *match.y}
             computed = (node for node in inner if any("view" not in op.traits for op in traced.ops_of[node]))
@@ -333,8 +332,8 @@ def _find_reads(
             check_formula(match)
             for find in NORM_CHECKS:
                 find(match, traced)
-            shapes = {tuple(map(size_expr, example_value(node).shape)) for node in (match.y[0], match.z[0])}
-            if len(shapes) > 1 or match.sum.shape != norm.y.shape or norm.y.shape[-1:] != norm.x.shape[-1:]:
+            is_same = same_shape(example_value(match.y[0]), example_value(match.z[0]))
+            if not is_same or match.sum.shape != norm.y.shape or norm.y.shape[-1:] != norm.x.shape[-1:]:
                 raise NotFusableError("its norm has another shape than its read")
         except NotFusableError as reason:
             match.reason = str(reason)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
 
-from addnorm.fusion.match import Boundary, dtype_name
+from addnorm.fusion.match import Boundary, dtype_name, surplus
 from addnorm.stream.dataflow.operators import FAMILY
 from addnorm.stream.inspect import inspect_run
 
@@ -39,11 +39,5 @@ def unrecognized_writes(model: nn.Module, args: Any, kwargs: Any, captured: Sequ
                     reason=reason, streams=size,
                 )
             )  # fmt: skip
-    known = Counter(boundary.add for boundary in captured if boundary.writes_streams)
-    count = len(found) - known.total()
-    unknown = []
-    for boundary in found:
-        known[boundary.add] -= 1
-        if known[boundary.add] < 0:
-            unknown.append(boundary)
-    return tuple(unknown[: max(count, 0)])
+    known = [boundary for boundary in captured if boundary.writes_streams]
+    return tuple(surplus(found, known, attrgetter("add"))[: max(len(found) - len(known), 0)])

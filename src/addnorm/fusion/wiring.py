@@ -78,7 +78,7 @@ def wiring_changes(rewrite: Rewrite, new: Mapping[fx.Node, Match]) -> Iterator[D
 def _missing_nodes(rewrite: Rewrite) -> Iterator[Difference]:
     """Yield a failure for each node that is gone and computes no replaced result, or whose writes are read elsewhere."""
     here, memory = {*rewrite.graph.nodes}, rewrite.traced.memory
-    inside = {node for match in rewrite.matches for node in (*match.inner, *match.z, *match.y)}
+    inside = {node for match in rewrite.matches for node in match.nodes}
     for node, copy in rewrite.copies.items():
         if copy in here:
             continue
@@ -99,7 +99,7 @@ def _moved_nodes(rewrite: Rewrite, copied: Mapping[fx.Node, fx.Node]) -> Iterato
     """
     movable = set[fx.Node]()
     for match in rewrite.matches:
-        todo = [node for node in (match.weight, match.bias) if node is not None]
+        todo = [*match.parameters.values()]
         todo += [size for view in match.views for size in view.all_input_nodes[1:]]
         while todo:
             node = todo.pop()
