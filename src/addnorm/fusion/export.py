@@ -46,7 +46,7 @@ def export_fused(
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
         >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
         >>> x = torch.randn(2, 5, 16)
-        >>> fusion = addnorm.fuse(model, x)
+        >>> fusion = addnorm.fuse(model, x, benchmark=False)
         >>> program = addnorm.export_fused(model, (x,))
         >>> [str(node.target) for node in program.graph.nodes if "addnorm" in str(node.target)]
         ['addnorm.add_norm.default', 'addnorm.add_norm.default']

@@ -76,7 +76,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
         ValueError: the model is fused or compiled already, its parameters are sharded or quantized (fuse it before), it is
             `DistributedDataParallel` (fuse the module inside), or its outputs contain no finite number.
         VerificationError: the fused model differs by more than the tolerance. The model is unchanged.
-        Exception: any error of the model for these inputs, in the proof or in the benchmark. The model is unchanged.
+        Exception: any error of the model for these inputs, in the proof or in the benchmark, which calls it up to 400 times. The
+            model is unchanged.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
