@@ -160,6 +160,16 @@ def test_missing_peers_are_not_chosen(monkeypatch):
     assert peers.list_versions() == dict.fromkeys(PEERS)
 
 
+def test_requested_variant_that_cannot_run_is_named(monkeypatch):
+    on_gpu = case("layer").but(device="cuda")
+    monkeypatch.setattr(peers, "find_spec", lambda name: name if name == "quack" else None)
+    assert peers.choose(on_gpu, ["eager", "quack"]) == ["eager"]  # installed; it adds no residual under LayerNorm
+    with pytest.warns(UserWarning, match=r"^liger is not measured: liger-kernel is not installed\.$"):
+        assert peers.choose(on_gpu, ["liger", "addnorm"]) == ["addnorm"]
+    with pytest.warns(UserWarning, match=r"^quack is not measured: it needs a CUDA device\.$"):
+        assert peers.choose(case(), ["quack", "addnorm"]) == ["addnorm"]
+
+
 # What is timed, and the clocks.
 
 

@@ -11,6 +11,7 @@ flash-attn's main branch, quack-kernels 0.6.5.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -20,9 +21,9 @@ import torch
 from torch import Tensor
 
 from addnorm._util.norms import KINDS
-from addnorm.bench.case import Case
+from addnorm.bench.case import Call, Case, Condition
 from addnorm.bench.environment import version_of
-from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, Set, compiled, eager, ours
+from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Set, compiled, eager, ours
 
 Tensors = dict[str, Tensor]
 
@@ -100,7 +101,7 @@ class Variant(NamedTuple):
 
     title: str
     make: Callable[[Case], Call]
-    fits: Callable[[Case], bool] = lambda case: True
+    fits: Condition = lambda case: True
     package: str | None = None
     module: str | None = None
 
@@ -169,7 +170,16 @@ def list_versions() -> dict[str, str | None]:
 
 
 def choose(case: Case, requested: Sequence[str] | None = None) -> list[str]:
-    """Return the `requested` variants (None: all) that are installed and support the case and its device."""
-    named = requested or [*VARIANTS]
-    missing = [name for name, version in list_versions().items() if version is None or case.device != "cuda"]
-    return [name for name, one in VARIANTS.items() if name in named and name not in missing and one.fits(case)]
+    """Return the `requested` variants (None: all) that are installed and support the case and its device.
+
+    A requested variant that this machine cannot run is named in a warning.
+    """
+    missing = {
+        name: f"{VARIANTS[name].package} is not installed" if version is None else "it needs a CUDA device"
+        for name, version in list_versions().items() if version is None or case.device != "cuda"
+    }  # fmt: skip
+    for name in requested or ():
+        if name in missing:
+            warnings.warn(f"{name} is not measured: {missing[name]}.", stacklevel=2)
+    named = {*(requested or VARIANTS)} - missing.keys()
+    return [name for name, one in VARIANTS.items() if name in named and one.fits(case)]
