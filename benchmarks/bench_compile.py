@@ -19,9 +19,9 @@ from torch import Tensor
 from addnorm import set_compile_mode
 from addnorm._util.timing import synchronize
 from addnorm.bench import environment, jobs, timing
-from addnorm.bench.case import Case, Document, Results, Rows, Target, grid, ratio
+from addnorm.bench.case import Call, Case, Document, Results, Rows, Target, grid, ratio
 from addnorm.bench.harness import Benchmark, main
-from addnorm.bench.jobs import DTYPES, NORMS, Call, Set
+from addnorm.bench.jobs import DTYPES, NORMS, Set
 from addnorm.bench.pages import digits, markdown, quotient, size_columns, targets_section
 from addnorm.ops import compile_mode
 from addnorm.ops.compile_mode import Mode
@@ -148,7 +148,7 @@ def forward(case: Case, name: str) -> Call:
     return call
 
 
-def timed(case: Case, call: Call, tensors: Set) -> Callable[[], Any]:
+def timed(case: Case, call: Call, tensors: Set) -> Call:
     """Return the call that is timed: the outputs, or the gradients; it waits for the device."""
     run = jobs.timed(call, tensors)
 
@@ -219,7 +219,7 @@ def line(case: Case, rows: Rows) -> dict[str, str]:
 def times_section(document: Document) -> str:
     """Return the table of times, and how the default form and the operator compare with torch alone."""
     text = "Medians, ± from quartile to quartile; how many times as fast the default form is, above 1, or how much slower, below:"
-    table = markdown(line(*item) for item in BENCHMARK.by_case(document).items())
+    table = markdown(line(*item) for item in BENCHMARK.by_case(document))
     return f"{text}\n\n{table}\n\n{targets_section(document)}"
 
 

@@ -39,7 +39,7 @@ def times(title: str, document: Document, jobs: Sequence[str], peer: str = "eage
     tables = {
         name: merge(
             (size_columns(case), {JOBS[case.job].title: quotient(rows, peer, times=peer == "eager" and not threads)})
-            for case, rows in OPERATION.by_case(document).items() if has(norm=norm, threads=n, job=jobs)(case) and peer in rows
+            for case, rows in OPERATION.by_case(document) if has(norm=norm, threads=n, job=jobs)(case) and peer in rows
         )
         for norm, name in NORMS.items()
     }  # fmt: skip
@@ -80,7 +80,7 @@ def states_section(document: Document) -> str:
             **size_columns(case), "norm": NORMS[case.norm], "job": JOBS[case.job].title,
             **{state: cell(rows, state) for state in ("kept", "fresh")},
         }
-        for case, rows in OPERATION.by_case(document).items()
+        for case, rows in OPERATION.by_case(document)
         if {"kept_median_us", "fresh_median_us"} & {*rows.get("addnorm", {})}
     ]  # fmt: skip
     title = (

@@ -8,11 +8,10 @@ README.md in this folder has the protocol.
 from __future__ import annotations
 
 import ctypes
-import functools
-import itertools
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -30,7 +29,7 @@ from addnorm.functional import FUNCTIONS
 
 JOBS = {"y": "y alone", "stream": "y and the stream"}
 TRAINING = "forward_backward"
-SIZES = {"in cache": ((128, 768), (512, 768), (2048, 1024)), "from memory": ((8192, 768), (4096, 4096))}
+SIZES = {"in cache": SHAPES[2:5], "from memory": SHAPES[5:]}
 SOURCE = Path(__file__).parent / "loads_and_stores.cpp"
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Wno-ignored-attributes")
 # By job and size: the bound, and why.
@@ -41,12 +40,12 @@ BOUNDS = {
 }
 PEERS = {"add": "torch.add", "loop": "equal loads and stores"}
 CASES = [
-    *grid(rows__d=itertools.chain(*SIZES.values()), dtype=DTYPES, norm=NORMS, job=JOBS),
-    *grid(norm=NORMS, job=(TRAINING,), rows__d=SHAPES, dtype=DTYPES),
+    *grid(rows__d=SHAPES[2:], dtype=DTYPES, norm=NORMS, job=JOBS),
+    *grid(norm=NORMS, job=TRAINING, rows__d=SHAPES, dtype=DTYPES),
 ]
 
 
-@functools.cache
+@cache
 def build() -> Any:
     """Return the compiled loop."""
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +62,7 @@ def build() -> Any:
 def loop_of(tensors: Sequence[Tensor | None], y: Tensor, z: Tensor | None, threads: int) -> Any:
     """Return the loop as a function without arguments. It writes y, and z unless it is None."""
     pointers = [None if t is None else t.data_ptr() for t in (*tensors, y, z)]
-    return functools.partial(build(), *pointers, y.shape[0], y.shape[1] * y.element_size(), threads)
+    return partial(build(), *pointers, y.shape[0], y.shape[1] * y.element_size(), threads)
 
 
 def measure(case: Case, *, rounds: int) -> Results:
@@ -77,8 +76,8 @@ def measure(case: Case, *, rounds: int) -> Results:
     op: Any = FUNCTIONS[case.norm][1]
     out: Any = (y, z) if stream else y
     calls = {
-        "addnorm": functools.partial(op, *args, EPS[case.norm], out=out, return_residual=stream),
-        "add": functools.partial(torch.add, *args[:2], out=y),
+        "addnorm": partial(op, *args, EPS[case.norm], out=out, return_residual=stream),
+        "add": partial(torch.add, *args[:2], out=y),
         "loop": loop_of(args, y, z if stream else None, case.threads),
     }
     with torch.no_grad():
@@ -105,7 +104,7 @@ def section(document: Document) -> str:
             "into given memory": JOBS[case.job], **{f"x {name}": quotient(rows, "addnorm", peer) for peer, name in PEERS.items()},
             **{f"{name}, µs": digits(rows[name]["median_us"]) for name in ("addnorm", "add", "loop")},
         }
-        for case, rows in BENCHMARK.by_case(document).items() if case.job != TRAINING
+        for case, rows in BENCHMARK.by_case(document) if case.job != TRAINING
     ]  # fmt: skip
     return f"{markdown(lines)}\n\n{headline(document)}."
 
@@ -114,7 +113,7 @@ def training_section(document: Document) -> str:
     """Return the ratios with gradients: a line a shape and dtype."""
     lines = merge(
         (size_columns(case), {NORMS[case.norm]: interval(rows["addnorm"])})
-        for case, rows in BENCHMARK.by_case(document).items() if case.job == TRAINING
+        for case, rows in BENCHMARK.by_case(document) if case.job == TRAINING
     )  # fmt: skip
     return f"{markdown(lines)}\n\n{headline(document)}."
 

@@ -11,7 +11,6 @@ import itertools
 import os
 import resource
 import statistics
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import cache, partial
@@ -23,7 +22,7 @@ import torch
 from stacks import JOBS, LAYERS, Plain, encoder
 
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, grid
+from addnorm.bench.case import Call, Case, Document, Results, grid
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, headline, markdown, merge, quotient
 
@@ -35,7 +34,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "glibc": {}, "glibc, memory kept": KEPT, "glibc, huge pages": HUGE, "glibc, memory kept, huge pages": KEPT | HUGE,
     "PyTorch's huge pages": {"THP_MEM_ALLOC_ENABLE": "1"}, "jemalloc": {}, "tcmalloc": {},
 }  # fmt: skip
-CASES = grid(model=MODELS, job=JOBS, batch=(8,), tokens=(128,), d=(768,))
+CASES = grid(model=MODELS, job=JOBS, batch=8, tokens=128, d=768)
 LIBRARIES = {"jemalloc": ("jemalloc",), "tcmalloc": ("tcmalloc", "tcmalloc_minimal")}
 
 
@@ -54,7 +53,7 @@ def environment(setting: str) -> dict[str, str]:
 
 
 @cache
-def build(case: Case) -> Callable[[], None]:
+def build(case: Case) -> Call:
     """Return a step of a case's model, after three calls: an inference, or a forward, a backward and a step of AdamW."""
     torch.manual_seed(0)
     torch.set_num_threads(case.threads)
@@ -85,7 +84,7 @@ def work(case: Case) -> tuple[int, int]:
     return usage.ru_minflt, usage.ru_maxrss
 
 
-def start(case: Case, setting: str, usages: list[tuple[int, int]], stack: ExitStack) -> Callable[[], None]:
+def start(case: Case, setting: str, usages: list[tuple[int, int]], stack: ExitStack) -> Call:
     """Start the process of a setting, and return a function that computes a step in it and adds its usage to `usages`."""
     pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
 
@@ -114,7 +113,7 @@ def measure(case: Case, *, rounds: int) -> Results:
 def section(document: Document) -> str:
     """Return the page's section: a line a setting and job, both models side by side."""
     parts = []
-    for case, rows in BENCHMARK.by_case(document).items():
+    for case, rows in BENCHMARK.by_case(document):
         name = MODELS[case.model]
         for setting, row in rows.items():
             cells = {

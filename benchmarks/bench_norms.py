@@ -15,7 +15,7 @@ from typing import Any
 
 import claims
 import torch
-from claims import BLOCK, HAND, LEARNED, Claim, Measured, best_of, has_learned
+from claims import BLOCK, HAND, LEARNED, Claim, Measure, Measured, best_of, has_learned
 from torch import Tensor
 
 from addnorm.bench.case import Case, Document, Results, Row, grid
@@ -121,7 +121,7 @@ def largest_rate(results: Document, rows: list[Row]) -> float:
     return max((row["lr"] for row in rows if has_learned(row["loss"], results["unigram"])), default=0.0)
 
 
-def by_wiring(number: Callable[[Document, list[Row]], float]) -> Callable[[Document], Measured]:
+def by_wiring(number: Callable[[Document, list[Row]], float]) -> Measure:
     """Return the function that selects a number of the runs at all rates, by depth and wiring."""
     return lambda results: {
         f"{n} layers": {wiring: number(results, rows_of(results, wiring, n)) for wiring in WIRINGS} for n in LAYERS
@@ -144,7 +144,7 @@ def compared(m: Measured, better: Callable[[float, float], bool]) -> dict[str, b
     }  # fmt: skip
 
 
-CLAIMS: tuple[Claim, ...] = (
+CLAIMS = (
     Claim(
         "The distribution of activations within layers shifts during training.", BLOCK,
         f"at its best rate, the mean feature of what some sublayer reads moves by more than {MOVED:g} of its standard deviations",

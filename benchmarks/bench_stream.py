@@ -53,7 +53,7 @@ def section(document: Document) -> str:
             **{name: quotient(rows, name, "plain") for name in RECORDED},
             **{f"{name}, s": f"{rows[name]['median_us'] / 1e6:.2f}" for name in WHOLE},
         }
-        for case, rows in BENCHMARK.by_case(document).items()
+        for case, rows in BENCHMARK.by_case(document)
     )  # fmt: skip
     return (
         f"MiniLM on Python's own documentation; a step is a forward and a backward:\n\n{table}\n\n{headline(document)}."

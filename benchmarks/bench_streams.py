@@ -8,7 +8,6 @@ in this folder has the protocol. Bytes that must move: docs/several_streams.md.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import partial
 from statistics import geometric_mean
 from typing import Any
@@ -18,7 +17,7 @@ from torch import nn
 
 import addnorm
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Target, by_case, grid, has, ratio
+from addnorm.bench.case import Call, Case, Document, Results, Target, by_case, grid, has, ratio
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, markdown, quotient, targets_section
 from addnorm.nn.connection import FIRST
@@ -96,7 +95,7 @@ def measure(case: Case, *, rounds: int, compile: bool = True) -> Results:  # the
     plain.norm.to(dtype)
     cotangents = [torch.randn_like(t) for t in (output, streams, post, comb)]
 
-    def call(module: Any) -> Callable[[], Any]:
+    def call(module: Any) -> Call:
         mixes = [t.mT if module is fused else t for t in (comb, cotangents[3])]  # transformers' A is transposed
         inputs = [t.detach().contiguous().requires_grad_(training) for t in (streams, output, post, mixes[0])]
         wanted = [*inputs, *module.parameters()] if training else []
@@ -140,8 +139,8 @@ TARGETS = [
 
 def section(document: Document) -> str:
     """Return the page's section: a table with the bound that the bytes to move set, and the targets."""
-    copies = by_case(document["copies"], BENCHMARK.fields)
-    cases = sorted(BENCHMARK.by_case(document).items(), key=lambda one: (one[0].job, one[0].rows, one[0].d))
+    copies = dict(by_case(document["copies"], BENCHMARK.fields))
+    cases = sorted(BENCHMARK.by_case(document), key=lambda one: (one[0].job, one[0].rows, one[0].d))
     table = markdown(
         {
             "streams": f"{case.rows} x {N} x {case.d} {case.dtype}", "job": JOBS[case.job],

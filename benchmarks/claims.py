@@ -17,6 +17,7 @@ from addnorm.bench.pages import markdown
 
 Results = dict[str, Any]
 Measured = dict[str, Any]
+Measure = Callable[[Results], Measured]
 Verdict = str | bool | dict[str, bool]  # a text, or whether the claim holds: as a whole, or by part
 
 # The lessons, by topic.
@@ -39,7 +40,7 @@ class Claim(NamedTuple):
     claim: str
     lesson: str
     criterion: str
-    measure: Callable[[Results], Measured]
+    measure: Measure
     verdict: Callable[[Measured], Verdict]
 
     def judge(self, results: Results) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def passes(ratio: float) -> bool:
 # --------------------------------------------------------------------------------------------------------- measured numbers
 
 
-def depths(key: str, *wirings: str) -> Callable[[Results], Measured]:
+def depths(key: str, *wirings: str) -> Measure:
     """Return the function that selects a number of the untrained stacks by wiring and depth."""
     return lambda results: {
         wiring: {str(row["num_layers"]): row[key] for row in rows_of(results["depth"], wiring=wiring)}
@@ -145,7 +146,7 @@ def rows_of(rows: Iterable[Measured], **values: Any) -> list[Measured]:
     return [row for row in rows if values.items() <= row.items()]
 
 
-def exact(*keys: str) -> Callable[[Results], Measured]:
+def exact(*keys: str) -> Measure:
     """Return the function that selects single numbers."""
     return lambda results: {key: results["exact"][key] for key in keys}
 
@@ -161,7 +162,7 @@ def best_of(rows: Iterable[Measured]) -> Measured:
     return min(rows, key=lambda row: row["loss"])
 
 
-def losses(num_layers: int, *runs: str) -> Callable[[Results], Measured]:
+def losses(num_layers: int, *runs: str) -> Measure:
     """Return the function that selects the best losses of some runs, and the loss without learning.
 
     A run is a wiring, without warm-up, or "WIRING, warm-up".
@@ -217,7 +218,7 @@ UNDONE = {  # parts of a claim, by number
     "one token with eps in gamma": "undone, sqrt(var + eps)", "one token of variance 1": "undone, sqrt(var), variance 1",
     "one token of variance 1e-5": "undone, sqrt(var), variance 1e-5", "two tokens": "undone, two tokens",
 }  # fmt: skip
-CLAIMS: tuple[Claim, ...] = (
+CLAIMS = (
     Claim(
         "Add preserves the original input through the residual path.", f"{IDEA}; {BLOCK}",
         f"untrained, the cosine of a token's x_L and its x_0 is at least {ALIKE}",

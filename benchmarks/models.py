@@ -6,14 +6,15 @@ its family, written out in transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pydoc_data.topics import topics
 from typing import Any
 
 import torch
+from stacks import PAST
 from torch import Tensor, nn
 
-from addnorm.bench.case import Case
+from addnorm.bench.case import Call, Case
 from addnorm.stream.models.load import LoadedModel, load
 
 MINILM, STREAMS = "minilm", "hy_v4"
@@ -23,7 +24,6 @@ NAMES = {
     STREAMS: "HY-V4-like, 4 streams",
 }  # fmt: skip
 TEXT = "pydoc_data.topics"
-PAST = 512  # tokens in the cache of a step that decodes one
 SIZES = {
     "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,
     "intermediate_size": 1408, "vocab_size": 4096, "sliding_window": 2048,
@@ -70,7 +70,7 @@ def _make_decoder(case: Case) -> tuple[nn.Module, dict[str, Any]]:
     return model, {"input_ids": tokens[:, PAST:], "past_key_values": cache, "use_cache": True}
 
 
-def inference_step(model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[[], Tensor]:
+def inference_step(model: nn.Module, kwargs: Mapping[str, Any]) -> Call:
     """Return a forward without gradients. A cache has the same length at each call."""
     cache = kwargs.get("past_key_values")
 
@@ -84,7 +84,7 @@ def inference_step(model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[[], 
     return infer
 
 
-def training_step(model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[[], Tensor]:
+def training_step(model: nn.Module, kwargs: Mapping[str, Any]) -> Call:
     """Return a training step without optimizer: a forward, and the backward of a fixed random probe's loss into `.grad`."""
     like = next(model.parameters())
     probe = torch.randn(like.shape[-1], generator=torch.Generator().manual_seed(0)).to(like.dtype)

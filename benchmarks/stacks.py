@@ -16,6 +16,8 @@ from addnorm.ops.streams.kinds import GATE_KINDS
 JOBS = {"inference": "inference", "training": "forward + backward"}
 LAYERS, HEAD_DIM = 4, 64
 PAST = 512  # tokens in the cache of a step that decodes one
+TITLES = {**JOBS, "decode": f"one token after {PAST} in the cache"}  # of a decoder's jobs
+DECODED = (("inference", 1, 512), ("decode", 1, 1), ("training", 1, 512))  # job, batch and tokens of a decoder
 
 
 def encoder(d: int, wiring: str) -> Encoder:

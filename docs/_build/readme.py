@@ -53,8 +53,8 @@ def _compiled() -> str:
 
 def _fusing_alone() -> tuple[list[float], int]:
     """Return the speed of fused graphs relative to the same graphs unfused, and in how many cases both overlap."""
-    table = by_case(page.document("fuse")["rows"], ("model", "job", "batch", "tokens", "dtype"))
-    pairs = [(rows["frontend"], rows["fused"]) for rows in table.values() if {"frontend", "fused"} <= {*rows}]
+    cases = by_case(page.document("fuse")["rows"], ("model", "job", "batch", "tokens", "dtype"))
+    pairs = [(rows["frontend"], rows["fused"]) for _, rows in cases if {"frontend", "fused"} <= {*rows}]
     overlapping = sum(one["q1_us"] <= other["q3_us"] and other["q1_us"] <= one["q3_us"] for one, other in pairs)
     return [unfused["median_us"] / fused["median_us"] for unfused, fused in pairs], overlapping
 

@@ -4,6 +4,7 @@ import copy
 import importlib
 import itertools
 import shutil
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -128,6 +129,18 @@ def test_different_results_are_an_error(small, monkeypatch):
     ):
         with pytest.raises(error, match=words):
             script.measure(Case(**values, threads=1), rounds=1)
+
+
+@pytest.mark.parametrize(("off", "error"), [(0.03, None), (0.042, "not close")])
+def test_decoders_may_differ_by_their_round_off(small, monkeypatch, off, error):
+    class Off(nn.Module):
+        def forward(self, x):
+            return x + off * (1 + x.abs())
+
+    monkeypatch.setattr(small.stack, "variants", lambda case: {"addnorm": nn.Identity(), "plain": Off()})
+    case = Case(**STACK | {"norm": "rms", "dtype": "bfloat16"}, threads=1)
+    with pytest.raises(AssertionError, match=error) if error else nullcontext():
+        small.stack.measure(case, rounds=1)
 
 
 def test_text_that_is_too_short_is_refused(small, monkeypatch):

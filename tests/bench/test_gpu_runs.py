@@ -39,7 +39,7 @@ def run(cases=PLAN, **options):
 def test_document_has_a_row_for_each_variant_and_case():
     document = run()
     assert document["device"]["type"] == "cpu"
-    rows = BENCHMARK.by_case(document)
+    rows = dict(BENCHMARK.by_case(document))
     assert list(rows) == PLAN
     assert all(list(of_case) == UNCOMPILED for of_case in rows.values())
     for row in document["rows"]:
@@ -78,7 +78,7 @@ def test_budget_ends_a_run_as_complete(monkeypatch, durations, budget, measured)
     plant(monkeypatch, slow)
     document = run(PLAN[:2], budget=budget)
     assert (document["complete"], document["ended"]) == (True, "done" if measured == 2 else "budget")
-    assert list(BENCHMARK.by_case(document)) == PLAN[:measured]
+    assert list(dict(BENCHMARK.by_case(document))) == PLAN[:measured]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the tools with which torch.compile builds

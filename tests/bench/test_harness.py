@@ -66,7 +66,7 @@ def test_run_measures_saves_and_reports_every_case(tmp_path):
     assert expected.items() <= document.items()
     assert ("left" in document, [*document][-1]) == (False, "rows")
     assert benchmark.judge({**document, "count": 3})["even"] is False
-    assert [*benchmark.by_case(document)] == [case.but(threads=1) for case in CASES]
+    assert [*dict(benchmark.by_case(document))] == [case.but(threads=1) for case in CASES]
     assert seen == [(1, False), (1, True), (1, True)]  # saved after each case
     assert [line.split()[0] for line in lines] == ["1/3", "2/3", "3/3"]
     assert torch.get_num_threads() == 2

@@ -121,8 +121,8 @@ def test_document_has_a_row_for_each_variant_and_case(document):
     document = json.loads(jsonio.dumps(document))
     assert (document["schema"], document["complete"], document["threads"]) == (2, True, 2)
     assert document["peers"] == {"onnxruntime": peers.onnxruntime_status()}
-    assert [*by_case(document["rows"], FIELDS)] == MATRIX
-    for item, rows in by_case(document["rows"], FIELDS).items():
+    assert [*dict(by_case(document["rows"], FIELDS))] == MATRIX
+    for item, rows in by_case(document["rows"], FIELDS):
         assert rows.keys() == {"eager", "addnorm", "add"}
         assert rows["addnorm"]["bytes"] == jobs.moved_bytes(item)
         assert rows["add"]["bytes"] == 3 * item.rows * item.d * getattr(torch, item.dtype).itemsize

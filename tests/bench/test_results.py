@@ -25,7 +25,7 @@ def test_results_are_of_the_whole_plan_and_judged(name):
     document = read(benchmark.name)
     if name not in ("claims", "norms", "compare"):  # whose rows are not by case
         cases = [case for case in benchmark.plan() if {*benchmark.fields} <= vars(case).keys()]
-        assert {*benchmark.by_case(document)} == {Case.of(vars(case), benchmark.fields) for case in cases}
+        assert {*dict(benchmark.by_case(document))} == {Case.of(vars(case), benchmark.fields) for case in cases}
     judged = jsonio.loads(jsonio.dumps(benchmark.judge(document)))
     assert {key: document.get(key, []) for key in judged} == judged
     assert all(fact["met"] for fact in document.get("facts", []))

@@ -17,8 +17,12 @@ Rows = Mapping[str, Row]  # of a case, by variant
 Results = dict[str, list[Row]]  # rows by part of the document
 Document = dict[str, Any]
 Progress = Callable[[str], object]
+Call = Callable[..., Any]  # that is timed
+Makers = Mapping[str, Callable[[], Call]]  # functions that make the variants of a case
 Selection = Mapping[str, Sequence[Any]]
 Number = Callable[[Rows], float | None]
+Condition = Callable[["Case"], bool]
+Measured = Sequence[tuple["Case", Rows]]
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "<": operator.lt, "==": operator.eq,
 }  # fmt: skip
@@ -58,24 +62,28 @@ class Case(SimpleNamespace):
         return cls(**{name: row[name] for name in fields})
 
 
-def grid(**values: Iterable[Any]) -> list[Case]:
+def grid(**values: Any) -> list[Case]:
     """Return a case for every combination of the values. The first name changes last. The values of `a__b` are pairs (a, b).
 
     Example:
         >>> from addnorm.bench.case import grid
-        >>> [(case.rows, case.d, case.job) for case in grid(rows__d=((1, 64), (8, 256)), job=("forward", "backward"))]
-        [(1, 64, 'forward'), (1, 64, 'backward'), (8, 256, 'forward'), (8, 256, 'backward')]
+        >>> [(case.rows, case.d, case.job) for case in grid(rows__d=((1, 64), (8, 256)), job=("y", "training"), norm="rms")]
+        [(1, 64, 'y'), (1, 64, 'training'), (8, 256, 'y'), (8, 256, 'training')]
     """
     names = [name for joined in values for name in joined.split("__")]
-    axes = [[each if "__" in joined else (each,) for each in some] for joined, some in values.items()]
+    axes = [[each if "__" in joined else (each,) for each in _choices(some)] for joined, some in values.items()]
     lines = (itertools.chain(*line) for line in itertools.product(*axes))
     return [Case(**dict(zip(names, line, strict=True))) for line in lines]
 
 
-def has(**values: Any) -> Callable[[Case], bool]:
-    """Return a predicate that is true for cases with these values; a list, tuple or range matches any of its members."""
-    choices = {name: some if isinstance(some, list | tuple | range) else (some,) for name, some in values.items()}
-    return lambda case: all(getattr(case, name, None) in some for name, some in choices.items())
+def has(**values: Any) -> Condition:
+    """Return a predicate that is true for cases with these values, each a single one or any of several."""
+    return lambda case: all(getattr(case, name, None) in _choices(some) for name, some in values.items())
+
+
+def _choices(some: Any) -> Any:
+    """Return the members of a list, tuple, range or dict, or a single value as the only one."""
+    return some if isinstance(some, list | tuple | range | dict) else [some]
 
 
 def select(cases: Iterable[Case], selected: Selection) -> list[Case]:
@@ -91,12 +99,12 @@ def select(cases: Iterable[Case], selected: Selection) -> list[Case]:
     return chosen
 
 
-def by_case(rows: Iterable[Row], fields: Sequence[str]) -> dict[Case, dict[str, Row]]:
-    """Return the result rows by case, then by variant."""
+def by_case(rows: Iterable[Row], fields: Sequence[str]) -> Measured:
+    """Return each case of the result rows, with its rows by variant."""
     results: dict[Case, dict[str, Row]] = {}
     for row in rows:
         results.setdefault(Case.of(row, fields), {})[row.get("variant", "")] = row
-    return results
+    return [*results.items()]
 
 
 class Target(NamedTuple):
@@ -120,7 +128,7 @@ class Target(NamedTuple):
     bound: float | None = None
     number: Number = lambda rows: None
     statistic: Callable[[list[float]], float] | None = min
-    where: Callable[[Case], bool] = lambda case: True
+    where: Condition = lambda case: True
     by: tuple[str, ...] = ()
     labels: Mapping[str, Any] = {}
     why: str = ""
@@ -142,11 +150,11 @@ class Target(NamedTuple):
             "met": self.met(value), **({"why": self.why} if self.why and self.bound is not None else {}),
         }  # fmt: skip
 
-    def rows(self, cases: Mapping[Case, Rows], title: Callable[[Case], str]) -> Iterator[Row]:
+    def rows(self, cases: Measured, title: Callable[[Case], str]) -> Iterator[Row]:
         """Yield the summary rows of this target. A target without a bound has no row if no case counts."""
-        for group in dict.fromkeys(Case.of(vars(case), self.by) for case in cases) or [Case()]:
+        for group in dict.fromkeys(Case.of(vars(case), self.by) for case, _ in cases) or [Case()]:
             numbers = {
-                case: number for case, rows in cases.items()
+                case: number for case, rows in cases
                 if has(**vars(group))(case) and self.where(case) and (number := self.number(rows)) is not None
             }  # fmt: skip
             if self.statistic is None:

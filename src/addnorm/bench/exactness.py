@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import reference
-from addnorm.bench.case import Case, Row, Target
-from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, Set, eager, inputs, ours
+from addnorm.bench.case import Call, Case, Row, Target
+from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Set, eager, inputs, ours
 from addnorm.functional import add_rms_norm
 from addnorm.fusion.benchmark import saved_bytes
 from addnorm.reference import Casting, Norm

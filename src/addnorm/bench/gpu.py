@@ -22,9 +22,9 @@ from addnorm import backends
 from addnorm._util.timing import interleave
 from addnorm._util.torch_internals import keep_donated_buffers
 from addnorm.bench import environment, exactness, jobs, pages, timing
-from addnorm.bench.case import Case, Document, Results, Rows, Selection, Target, grid, ratio, select, value
+from addnorm.bench.case import Call, Case, Document, Results, Rows, Selection, Target, grid, ratio, select, value
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.jobs import JOBS, NORMS, Call, moved_bytes, tensor_bytes
+from addnorm.bench.jobs import JOBS, NORMS, moved_bytes, tensor_bytes
 from addnorm.bench.pages import digits, markdown, size_columns, target_lines, unfinished
 from addnorm.bench.peers import VARIANTS, choose, list_versions
 
@@ -49,17 +49,17 @@ def sized(size: int, *ds: int) -> list[tuple[int, int]]:
 
 
 # First a case of every kind, at d = 4096, then the other sizes: the cases that the budget leaves are more of the same kinds.
-TIERS: tuple[tuple[Sequence[str], Sequence[str], Sequence[tuple[int, int]]], ...] = (
-    (["bfloat16"], (*APART, "forward"), sized(LARGE, 4096)),
-    (["bfloat16"], APART, sized(LARGE, *TARGET_D)),
-    (["bfloat16"], TOGETHER, [(1, 4096), (128, 4096), (1, 768), (128, 768)]),
+TIERS = (
+    ("bfloat16", (*APART, "forward"), sized(LARGE, 4096)),
+    ("bfloat16", APART, sized(LARGE, *TARGET_D)),
+    ("bfloat16", TOGETHER, [(1, 4096), (128, 4096), (1, 768), (128, 768)]),
     (["bfloat16", "mixed"], ("dropout", "forward_backward"), sized(LARGE, 4096)),
     (["float16", "float32"], APART, sized(LARGE, 4096)),
     (["mixed"], APART, sized(LARGE, *TARGET_D)),
-    (["bfloat16"], (*APART, "forward"), sized(MEDIUM, 4096)),
-    (["bfloat16"], ["forward"], sized(LARGE, *TARGET_D)),
-    (["bfloat16"], APART, sized(LARGE, 768, 32768, 65536)),
-    (["bfloat16"], TOGETHER, [(1024, 768), (1024, 4096)]),
+    ("bfloat16", (*APART, "forward"), sized(MEDIUM, 4096)),
+    ("bfloat16", "forward", sized(LARGE, *TARGET_D)),
+    ("bfloat16", APART, sized(LARGE, 768, 32768, 65536)),
+    ("bfloat16", TOGETHER, [(1024, 768), (1024, 4096)]),
 )
 CASES = dict.fromkeys(  # a case of an earlier tier is not repeated
     case for dtypes, timed, sizes in TIERS for case in grid(dtype=dtypes, rows__d=sizes, norm=NORMS, job=timed)
@@ -76,7 +76,7 @@ def plan(selected: Selection, threads: int = 0) -> list[Case]:
         ValueError: the plan has no such case.
     """
     if {"d", "rows"} <= selected.keys():
-        return grid(**{"dtype": ("bfloat16",), "d": (), "rows": (), "norm": NORMS, "job": TIMED, **selected})
+        return grid(**{"dtype": "bfloat16", "d": (), "rows": (), "norm": NORMS, "job": TIMED, **selected})
     return select(CASES, selected)
 
 
@@ -236,7 +236,7 @@ def section(document: Document) -> str:
     )
     return "\n\n".join(filter(None, [
         where, markdown(target_lines(document["summary"])),
-        markdown(_line(case, rows) for case, rows in cases.items() if "addnorm" in rows),
+        markdown(_line(case, rows) for case, rows in cases if "addnorm" in rows),
         " ".join(f"{NAMES[name]} was not installed." for name, version in document["peers"].items() if version is None),
         "\n".join(f"- {failure}" for failure in BENCHMARK.failures(document)), unfinished(document),
     ]))  # fmt: skip

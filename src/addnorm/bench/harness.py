@@ -22,7 +22,7 @@ import torch
 from addnorm._util import files, jsonio
 from addnorm._util.numbers import format_seconds
 from addnorm.bench import environment, timing
-from addnorm.bench.case import Case, Document, Progress, Results, Row, Selection, Target, by_case, select
+from addnorm.bench.case import Case, Document, Measured, Progress, Results, Row, Selection, Target, by_case, select
 from addnorm.bench.pages import busy, find_load, markdown, target_lines, unfinished
 
 MAX_LOAD = 1.0  # before a run whose times are published
@@ -90,8 +90,8 @@ class Benchmark:
         common = {name: value for name, value in (("device", device), ("threads", n)) if name in self.fields}
         return [*dict.fromkeys(case.but(**{**common, **vars(case)}) for case in cases)]
 
-    def by_case(self, document: Document) -> dict[Case, dict[str, Row]]:
-        """Return the result rows of a document by case, then by variant."""
+    def by_case(self, document: Document) -> Measured:
+        """Return each case of a document, with its result rows by variant."""
         return by_case(document.get("rows", []), self.fields)
 
     def failures(self, document: Document) -> Iterator[str]:
@@ -105,7 +105,7 @@ class Benchmark:
         targets = self.targets(document) if callable(self.targets) else self.targets
         # Numbers that `measure` has judged itself.
         direct = [row for row in document.get("summary", []) if "cells" not in row]
-        cases = self.by_case(document) if targets else {}
+        cases = self.by_case(document) if targets else ()
         summary = [row for target in targets for row in target.rows(cases, self.title)] + direct
         # Claims have verdicts in place of a summary.
         judged = {"summary": summary} if targets or "summary" in document else {}
@@ -341,7 +341,7 @@ def _positive(text: str) -> int:
 def report(benchmark: Benchmark, document: Document) -> Iterator[str]:
     """Yield the lines that a script prints: times, failures, and the numbers beside their targets; then warnings."""
     timed = [row for row in document.get("rows", []) if "median_us" in row]
-    for case, rows in by_case(timed, benchmark.fields).items():
+    for case, rows in by_case(timed, benchmark.fields):
         times = "   ".join(f"{name} {format_seconds(row['median_us'] / 1e6)}" for name, row in rows.items())
         yield f"{benchmark.title(case)}:   {times}"
     yield from benchmark.failures(document)

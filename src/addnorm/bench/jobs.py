@@ -6,7 +6,6 @@ A case has a norm, a job, rows, d and the name of its dtypes. Both expressions o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from addnorm import inplace
 from addnorm._util.norms import KINDS
-from addnorm.bench.case import Case
+from addnorm.bench.case import Call, Case
 from addnorm.functional import FUNCTIONS
 from addnorm.reference import Norm
 
@@ -27,8 +26,6 @@ DROPOUT = 0.1
 # In place, a call's y is the next call's branch. With a weight and a bias of a millionth all the calls of a case, some
 # 100,000, move the stream by a tenth: the values stay ordinary, and every call moves the bytes that it would have moved.
 IN_PLACE_SCALE = 2.0**-20
-
-Call = Callable[..., Any]
 
 
 class Dtypes(NamedTuple):
@@ -145,7 +142,7 @@ def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
     return Set(tuple(None if t is None else t.requires_grad_(job.backward) for t in args), cotangents)
 
 
-def timed(call: Call, tensors: Set, *, retained: bool = False) -> Callable[[], Any]:
+def timed(call: Call, tensors: Set, *, retained: bool = False) -> Call:
     """Return a function without arguments that runs a job: the call, its gradients, or those of a graph that is made here."""
     args, wanted, grad = tensors.args, tensors.leaves, torch.autograd.grad
     if retained:

@@ -8,8 +8,9 @@ torch's do. Interleaved, each would slow the other down, so it runs alone, after
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from statistics import geometric_mean
 from typing import Any
 
@@ -17,13 +18,25 @@ import torch
 
 from addnorm._util.numbers import format_number
 from addnorm.bench import environment, exactness, peers, timing
-from addnorm.bench.case import Case, Document, Results, Row, Target, by_case, grid, has, ratio, select
+from addnorm.bench.case import (
+    Case,
+    Condition,
+    Document,
+    Makers,
+    Results,
+    Row,
+    Target,
+    by_case,
+    grid,
+    has,
+    ratio,
+    select,
+)
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import (
     FIELDS,
     JOBS,
     NORMS,
-    Call,
     compiled,
     eager,
     inputs,
@@ -51,19 +64,21 @@ BOTH_STATES = 12e6  # bytes of y from which a case is measured in both states of
 
 
 def matrix(
-    norms: Iterable[Norm] = tuple(NORMS), dtypes: Iterable[str] = DTYPES, shapes: Iterable[tuple[int, int]] = SHAPES, *,
-    jobs: Iterable[str] = TIMED, threads: int | None = None,
+    norms: Sequence[Norm] = tuple(NORMS), dtypes: Sequence[str] = DTYPES, threads: int | None = None,
+    shapes: Sequence[tuple[int, int]] = (),
 ) -> list[Case]:  # fmt: skip
-    """Return a case for every combination, the norm outermost. `threads` None: as many as torch has."""
-    return grid(norm=norms, job=jobs, rows__d=shapes, dtype=dtypes, threads=[threads or torch.get_num_threads()])
+    """Return a case for every combination, the norm outermost.
 
-
-def whole(
-    norms: Iterable[Norm] = tuple(NORMS), dtypes: Iterable[str] = DTYPES, threads: int | None = None
-) -> list[Case]:
-    """Return the whole matrix, and a few of its shapes on one thread."""
-    cases = matrix(norms, dtypes, threads=threads)
-    return [*dict.fromkeys(cases + matrix(norms, dtypes, ONE_THREAD_SHAPES, threads=1))]
+    Args:
+        norms: the norms.
+        dtypes: the dtypes.
+        threads: number of threads. None: as many as torch has.
+        shapes: pairs of rows and d; by default `SHAPES`, and a few of them on one thread.
+    """
+    n = threads or torch.get_num_threads()
+    parts = [(n, shapes)] if shapes else [(n, SHAPES), (1, ONE_THREAD_SHAPES)]
+    cases = (grid(norm=norms, job=TIMED, rows__d=some, dtype=dtypes, threads=number) for number, some in parts)
+    return [*dict.fromkeys(chain(*cases))]
 
 
 def plan(timed: Sequence[Case], *, proofs: bool = True) -> list[Case]:
@@ -75,7 +90,7 @@ def plan(timed: Sequence[Case], *, proofs: bool = True) -> list[Case]:
     most = max(case.threads for case in timed)
     norms, dtypes = (tuple(dict.fromkeys(getattr(case, name) for case in timed)) for name in ("norm", "dtype"))
     of_errors = tuple(exactness.ROUNDINGS) if {*dtypes} == {*DTYPES} else dtypes
-    proven = [*grid(proof=["errors"], norm=norms, dtype=of_errors), Case(proof="import")]
+    proven = [*grid(proof="errors", norm=norms, dtype=of_errors), Case(proof="import")]
     cases = [case if case.threads == most else case.but(compiles=False) for case in timed]
     large = [case for case in cases if tensor_bytes(case) >= BOTH_STATES] if timing.settle_allocator("fresh") else []
     return [*(proven if proofs else []), *(case.but(state="fresh") for case in large), *cases]
@@ -84,7 +99,7 @@ def plan(timed: Sequence[Case], *, proofs: bool = True) -> list[Case]:
 # ------------------------------------------------------------------------------------------------------------ one case
 
 
-def variants(case: Case, with_compiler: bool = False) -> dict[str, Callable[[], Call]]:
+def variants(case: Case, with_compiler: bool = False) -> Makers:
     """Return for each variant a function that makes the call, which has no arguments. All calls use the same tensors."""
     tensors = inputs(case)
     functions = {"eager": eager(case), "addnorm": ours(case)}
@@ -104,7 +119,7 @@ def measure(case: Case, *, rounds: int, compile: bool) -> Results:  # the name o
         return _prove(case)
     plain = Case.of(vars(case), FIELDS)
     state: timing.State = getattr(case, "state", "kept")
-    together = variants(plain, compile and getattr(case, "compiles", True))
+    together = {**variants(plain, compile and getattr(case, "compiles", True))}
     alone = {name: together.pop(name) for name in ("onnxruntime",) if name in together}
     settled = {"allocator": state} if timing.settle_allocator(state) else {}
     results: Results = {"failures": [], "rows": []}
@@ -141,7 +156,7 @@ def finish(results: Results, head: Document) -> Document:
         for other in others:
             row |= {f"{other['allocator']}_{key}": other[key] for key in ("median_us", "q1_us", "q3_us", "faults")}
         rows.append(row)
-    for case, measured in by_case(rows, FIELDS).items():
+    for case, measured in by_case(rows, FIELDS):
         added = ADD_TENSORS * tensor_bytes(case)
         for name, row in measured.items():
             eager_times, add_times = (measured[peer]["median_us"] / row["median_us"] for peer in ("eager", "add"))
@@ -201,7 +216,7 @@ def targets(document: Document) -> Iterator[Target]:
     cache = max(document["machine"]["caches"].values(), default=environment.ASSUMED_CACHE)
     most, *fewer = sorted({row["threads"] for row in document["rows"]}, reverse=True) or [0]
 
-    def fits(threads: int, conditions: Sequence[Callable[[Case], bool]], case: Case) -> bool:
+    def fits(threads: int, conditions: Sequence[Condition], case: Case) -> bool:
         case = case.but(in_cache=ADD_TENSORS * tensor_bytes(case) <= cache)
         return case.threads == threads and all(condition(case) for condition in conditions)
 
@@ -216,7 +231,7 @@ def targets(document: Document) -> Iterator[Target]:
 
 BENCHMARK = Benchmark(
     "functional",
-    lambda selected, threads: plan(select(whole(threads=threads), selected), proofs=not selected), measure, targets=targets,
+    lambda selected, threads: plan(select(matrix(threads=threads), selected), proofs=not selected), measure, targets=targets,
     parts=("summary", "facts", "accuracy", "failures", "rows"),
     fields=FIELDS, options={"compile": True}, finish=finish, schema=2,
 )  # fmt: skip

@@ -15,7 +15,7 @@ import ctypes
 import gc
 import resource
 import statistics
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from timeit import timeit
 from typing import Any, Literal
@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from addnorm._util.timing import interleave, median_interval, quartiles, synchronize
-from addnorm.bench.case import Case, Results, Row
+from addnorm.bench.case import Call, Case, Makers, Results, Row
 
 State = Literal["kept", "fresh", "default"]
-Call = Callable[..., Any]
 
 ROUNDS = 21
 FEWEST_ROUNDS = 12  # at least: of 5 rounds even the whole range holds the median with 94% only
@@ -35,7 +34,7 @@ CELL_SECONDS = 4.0  # the rounds fit into this time, if there are at least FEWES
 SEGMENT_MS = 5.0  # duration of a timed loop, so that the clock and the loop do not count
 
 # Options of glibc's malloc (M_TRIM_THRESHOLD -1, M_MMAP_THRESHOLD -3, M_MMAP_MAX -4) in each state.
-MALLOC: dict[State, dict[int, int]] = {
+MALLOC = {
     "kept": {-4: 0, -1: -1},
     "fresh": {-4: 65536, -3: 128 * 1024, -1: 128 * 1024},
     "default": {-4: 65536, -3: 32 * 1024**2, -1: 64 * 1024**2},
@@ -69,9 +68,7 @@ def failure(case: Case, variant: str, error: Exception) -> Row:
     return case.row(variant=variant, error=f"{type(error).__name__}: {error}"[:300])
 
 
-def attempt(
-    case: Case, makers: Mapping[str, Callable[[], Call]], may_fail: Container[str]
-) -> tuple[dict[str, Call], list[Row]]:
+def attempt(case: Case, makers: Makers, may_fail: Container[str]) -> tuple[dict[str, Call], list[Row]]:
     """Make every variant and call it once. Return the calls, and the failures.
 
     Args:
@@ -96,9 +93,7 @@ def attempt(
     return calls, failures
 
 
-def compare(
-    case: Case, makers: Mapping[str, Callable[[], Call]], rounds: int, may_fail: Container[str] = (), **options: Any
-) -> Results:
+def compare(case: Case, makers: Makers, rounds: int, may_fail: Container[str] = (), **options: Any) -> Results:
     """Make every variant and measure all in turns: the `rows`, and the `failures` of those that may fail.
 
     Args:

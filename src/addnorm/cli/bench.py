@@ -1,8 +1,7 @@
 """`addnorm bench`: the speed and the accuracy of the operation on this machine, in tables: the ratio first, then the times."""
 
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -45,8 +44,7 @@ def run(
     if threads is not None and threads > cores:
         raise ArgumentError(f"--threads is {threads}, expected at most {cores}, the cores of this machine")
     chosen = norms or tuple(NORMS), dtypes or operation.DTYPES
-    make_cases: Callable[..., list[Case]] = partial(operation.matrix, shapes=QUICK_SHAPES) if quick else operation.whole
-    cases = operation.plan(make_cases(*chosen, threads=threads))
+    cases = operation.plan(operation.matrix(*chosen, threads, QUICK_SHAPES if quick else ()))
     with working("measuring", len(cases)) as advance:
         document = harness.run(
             BENCHMARK,
@@ -79,7 +77,7 @@ def list_blocks(document: Document) -> Iterator[Block]:
         words = "The machine was busy"
         yield Paragraph((words, "warning"), warning.removeprefix(words))
     tables: dict[str, list[Line]] = {}
-    for case, rows in BENCHMARK.by_case(document).items():
+    for case, rows in BENCHMARK.by_case(document):
         threads = format_count(case.threads, "thread")
         name = f"{NORMS[case.norm]}: {JOBS[case.job].title}, {threads}"
         tables.setdefault(name, []).append(_times(case, rows))
