@@ -5,7 +5,7 @@ README.md in this folder has the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -102,7 +102,7 @@ def saved_section(document: Document) -> str:
     )  # fmt: skip
 
 
-SECTIONS: dict[str, Callable[[Document], str]] = {
+BENCHMARK = replace(OPERATION, sections={
     "README.md#speed": speed_section,
     "docs/performance.md#training": partial(times, SPREAD, jobs=TRAINING),
     "docs/performance.md#saved": saved_section,
@@ -110,8 +110,7 @@ SECTIONS: dict[str, Callable[[Document], str]] = {
     "docs/performance.md#states": states_section, "docs/performance.md#peers": peers_section,
     "docs/performance.md#one-thread": one_thread_section,
     "docs/numerics.md#accuracy": lambda document: markdown(error_lines(document)),
-}  # fmt: skip
-BENCHMARK = replace(OPERATION, sections=SECTIONS)
+})  # fmt: skip
 
 if __name__ == "__main__":
     raise SystemExit(main(BENCHMARK))

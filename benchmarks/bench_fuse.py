@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import models
 import torch
 from stacks import DECODED, TITLES
-from torch import Tensor, nn
+from torch import nn
 
 from addnorm import fuse
 from addnorm._util.numbers import format_percent
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Rows, Target, grid, has, ratio
+from addnorm.bench.case import Call, Case, Document, Results, Rows, Target, grid, has, ratio
 from addnorm.bench.harness import Benchmark, main
-from addnorm.bench.pages import digits, headline, markdown, quotient
+from addnorm.bench.pages import Line, digits, headline, markdown, quotient
 from addnorm.fusion.benchmark import saved_bytes
 from addnorm.fusion.result import Fusion
 from addnorm.stream.dataflow.snapshot import StateSnapshot
@@ -38,7 +37,7 @@ CASES = [
 has_inductor = has(model=models.MINILM, job="inference", batch=8, tokens=128, dtype="float32")
 SECONDS = 20.0  # of a case: a step takes long, and differences of a few per cent must show
 
-MAKE: dict[str, Callable[[nn.Module, Mapping[str, Any]], Fusion | None]] = {
+MAKE: dict[str, Any] = {
     "plain": lambda model, kwargs: None,
     "fused": lambda model, kwargs: fuse(model, benchmark=False, **kwargs),
     "frontend": lambda model, kwargs: model.compile(backend="eager"),
@@ -57,7 +56,7 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     copies: dict[str, nn.Module] = {}
     fusions: dict[str, tuple[Fusion, float]] = {}  # with the seconds that each took
 
-    def make(name: str) -> Callable[[], Tensor]:
+    def make(name: str) -> Call:
         copies[name], kwargs = copy.deepcopy((original, inputs))  # each variant has a cache of its own
         start = time.perf_counter()
         if (fusion := MAKE[name](copies[name], kwargs)) is not None:
@@ -92,7 +91,7 @@ def title(case: Case) -> str:
     return f"{models.NAMES[case.model]}, {TITLES[case.job]}, {case.batch} x {case.tokens} tokens, {case.dtype}"
 
 
-def line(case: Case, rows: Rows) -> dict[str, str]:
+def line(case: Case, rows: Rows) -> Line:
     """Return the line of a case: the fused model beside the model as it was."""
     both = [rows[name] for name in ("plain", "fused") if name in rows]
     times = [digits(row["median_us"] / 1000) for row in both] + ["not proven"] * (2 - len(both))

@@ -50,9 +50,12 @@ def build() -> Any:
     """Return the compiled loop."""
     with tempfile.TemporaryDirectory() as folder:
         object_file, library = f"{folder}/loop.o", f"{folder}/loop.so"
-        subprocess.run(["g++", *FLAGS, "-fopenmp", "-c", str(SOURCE), "-o", object_file], check=True)
-        link = ["g++", "-shared", object_file, "-o", library]  # OpenMP's runtime is torch's
-        subprocess.run(link, check=True)
+        # Linked without -fopenmp: OpenMP's runtime is torch's.
+        for step in (
+            [*FLAGS, "-fopenmp", "-c", str(SOURCE), "-o", object_file],
+            ["-shared", object_file, "-o", library],
+        ):
+            subprocess.run(["g++", *step], check=True)
         function = ctypes.CDLL(library).loads_and_stores
     function.argtypes = [*[ctypes.c_void_p] * 6, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
     function.restype = None

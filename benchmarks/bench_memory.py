@@ -26,11 +26,13 @@ from addnorm.bench.case import Call, Case, Document, Results, grid
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import digits, headline, markdown, merge, quotient
 
+Usage = tuple[int, int]  # page faults, and the largest memory, of a process so far
+
 SECONDS = 60.0  # of all rounds of a case
 MODELS = {"addnorm": "addnorm.nn.Encoder", "plain": "plain PyTorch"}
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-SETTINGS: dict[str, dict[str, str]] = {
+SETTINGS = {
     "glibc": {}, "glibc, memory kept": KEPT, "glibc, huge pages": HUGE, "glibc, memory kept, huge pages": KEPT | HUGE,
     "PyTorch's huge pages": {"THP_MEM_ALLOC_ENABLE": "1"}, "jemalloc": {}, "tcmalloc": {},
 }  # fmt: skip
@@ -77,14 +79,14 @@ def build(case: Case) -> Call:
     return step
 
 
-def work(case: Case) -> tuple[int, int]:
+def work(case: Case) -> Usage:
     """Compute a step, and return the page faults and the largest memory of this process so far."""
     build(case)()
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_minflt, usage.ru_maxrss
 
 
-def start(case: Case, setting: str, usages: list[tuple[int, int]], stack: ExitStack) -> Call:
+def start(case: Case, setting: str, usages: list[Usage], stack: ExitStack) -> Call:
     """Start the process of a setting, and return a function that computes a step in it and adds its usage to `usages`."""
     pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
 
@@ -98,7 +100,7 @@ def start(case: Case, setting: str, usages: list[tuple[int, int]], stack: ExitSt
 
 def measure(case: Case, *, rounds: int) -> Results:
     """Return a row for each setting, with the faults of a step and the most memory that the process had."""
-    usages: dict[str, list[tuple[int, int]]] = {name: [] for name in SETTINGS}
+    usages: dict[str, list[Usage]] = {name: [] for name in SETTINGS}
     with ExitStack() as stack:
         makers = {name: partial(start, case, name, some, stack) for name, some in usages.items()}
         results = timing.compare(case, makers, rounds, LIBRARIES, seconds=SECONDS, peer="glibc")
@@ -112,17 +114,18 @@ def measure(case: Case, *, rounds: int) -> Results:
 
 def section(document: Document) -> str:
     """Return the page's section: a line a setting and job, both models side by side."""
-    parts = []
-    for case, rows in BENCHMARK.by_case(document):
-        name = MODELS[case.model]
-        for setting, row in rows.items():
-            cells = {
+    lines = merge(
+        (
+            {"step": JOBS[case.job], "setting": setting},
+            {
                 f"{name}: times as fast as with glibc": quotient(rows, "glibc", setting),
                 f"{name}: ms": digits(row["median_us"] / 1e3), f"{name}: faults": f"{row['faults']:,.0f}",
                 f"{name}: peak, MB": f"{row['peak_bytes'] / 1e6:,.0f}",
-            }  # fmt: skip
-            parts.append(({"step": JOBS[case.job], "setting": setting}, cells))
-    return f"{markdown(merge(parts))}\n\n{headline(document)}."
+            },
+        )
+        for case, rows in BENCHMARK.by_case(document) for name in [MODELS[case.model]] for setting, row in rows.items()
+    )  # fmt: skip
+    return f"{markdown(lines)}\n\n{headline(document)}."
 
 
 BENCHMARK = Benchmark(

@@ -15,7 +15,7 @@ from typing import Any
 
 import claims
 import torch
-from claims import BLOCK, HAND, LEARNED, Claim, Measure, Measured, best_of, has_learned
+from claims import BLOCK, HAND, LEARNED, Claim, Measure, Measured, best_of, has_learned, rows_of
 from torch import Tensor
 
 from addnorm.bench.case import Case, Document, Results, Row, grid
@@ -58,7 +58,9 @@ def measure_case(case: Case, *, rounds: int) -> Results:
 
 def finish(results: Results, head: Document) -> Document:
     """Return the raw numbers, which are judged once all wirings are measured."""
-    if head.get("left") or not all(rows_of(results, wiring, n) for n in LAYERS for wiring in WIRINGS):
+    if head.get("left") or not all(
+        rows_of(results["rows"], wiring=wiring, num_layers=n) for n in LAYERS for wiring in WIRINGS
+    ):
         return results
     return {"results": {"unigram": text_of_the_lab().entropy, **results}}
 
@@ -105,11 +107,6 @@ def reads_of(model: CharLM, probe: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------------- judging
 
 
-def rows_of(results: Document, wiring: str, num_layers: int) -> list[Row]:
-    """Return the rows of all learning rates."""
-    return claims.rows_of(results["rows"], wiring=wiring, num_layers=num_layers)
-
-
 def steps_to_learn(results: Document, rows: list[Row]) -> float:
     """Return the first measured step of the best run at which it has learned; infinity if there is none."""
     reached = (k * EVERY for k, loss in enumerate(best_of(rows)["losses"]) if has_learned(loss, results["unigram"]))
@@ -124,7 +121,10 @@ def largest_rate(results: Document, rows: list[Row]) -> float:
 def by_wiring(number: Callable[[Document, list[Row]], float]) -> Measure:
     """Return the function that selects a number of the runs at all rates, by depth and wiring."""
     return lambda results: {
-        f"{n} layers": {wiring: number(results, rows_of(results, wiring, n)) for wiring in WIRINGS} for n in LAYERS
+        f"{n} layers": {
+            wiring: number(results, rows_of(results["rows"], wiring=wiring, num_layers=n)) for wiring in WIRINGS
+        }
+        for n in LAYERS
     }
 
 
@@ -180,7 +180,7 @@ def rates_section(document: Document) -> str:
     table = markdown(
         {"wiring": f"`{wiring}`", "L": f"{n}",
          **{f"rate {row['lr']:g}": claims.mark_best(claims.in_short(row["loss"]), row, rows) for row in rows}}
-        for n in LAYERS for wiring in WIRINGS for rows in [rows_of(results, wiring, n)]
+        for n in LAYERS for wiring in WIRINGS for rows in [rows_of(results["rows"], wiring=wiring, num_layers=n)]
     )  # fmt: skip
     return (
         f"{table}\n\nTest loss in nats a character after {protocol['steps']} steps, the mean of {len(protocol['seeds'])} seeds, "

@@ -19,7 +19,7 @@ from addnorm.bench.case import Case, Document, Results, Target, grid, ratio
 from addnorm.bench.harness import Benchmark, main
 from addnorm.bench.pages import headline, markdown, quotient
 
-RECORDED: dict[str, dict[str, Any]] = {"recorded": {}, "without gradients": {"grads": False}}  # options of record
+RECORDED: dict[str, Any] = {"recorded": {}, "without gradients": {"grads": False}}  # options of record
 WHOLE: dict[str, Any] = {"inspect": inspect, "decompose": decompose}
 
 

@@ -1,6 +1,6 @@
 """Claims about Add & Norm from the lessons, each with a criterion that computes its verdict from measured numbers.
 
-bench_claims.py measures the numbers (`Results`) and writes the document; `judge_all` returns an entry for each claim. A verdict
+bench_claims.py measures the numbers and writes the document; `judge_all` returns an entry for each claim. A verdict
 is "holds", "refuted", or both with the parts to which each applies. Statements that no number decides are not here.
 """
 
@@ -15,9 +15,8 @@ from addnorm._util.numbers import format_number
 from addnorm.bench.case import Document
 from addnorm.bench.pages import markdown
 
-Results = dict[str, Any]
 Measured = dict[str, Any]
-Measure = Callable[[Results], Measured]
+Measure = Callable[[Document], Measured]
 Verdict = str | bool | dict[str, bool]  # a text, or whether the claim holds: as a whole, or by part
 
 # The lessons, by topic.
@@ -43,7 +42,7 @@ class Claim(NamedTuple):
     measure: Measure
     verdict: Callable[[Measured], Verdict]
 
-    def judge(self, results: Results) -> dict[str, Any]:
+    def judge(self, results: Document) -> dict[str, Any]:
         """Return the entry of a document."""
         measured = self.measure(results)
         return {
@@ -73,9 +72,8 @@ def in_short(value: Any) -> str:
     if not isinstance(value, dict):
         return "never" if value == math.inf else "0" if abs(value) < ROUND_OFF else format_number(value, 3, trim=True)
     if all(key.isdigit() for key in value):
-        return ", ".join(
-            f"{in_short(value[depth])} at L = {depth}" for depth in (min(value, key=int), max(value, key=int))
-        )
+        ends = min(value, key=int), max(value, key=int)
+        return ", ".join(f"{in_short(value[depth])} at L = {depth}" for depth in ends)
     return ", ".join(f"{name} {in_short(one)}" for name, one in value.items() if one is not None)
 
 
@@ -112,14 +110,14 @@ def in_words(verdict: Verdict) -> str:
 
 def by_depth(measured: Measured, holds: Callable[[float], bool]) -> str:
     """Return the verdict of a claim that may hold without a gap to some depth only, for each complete wiring."""
-    reached = {name: [*takewhile(lambda item: holds(item[1]), measured[name].items())] for name in COMPLETE}
-    whole = [name for name in COMPLETE if len(reached[name]) == len(measured[name])]
-    if len(whole) == len(COMPLETE):
+    every = {name: [*measured[name].items()] for name in COMPLETE}
+    reached = {name: [*takewhile(lambda item: holds(item[1]), depths)] for name, depths in every.items()}
+    if reached == every:
         return "holds"
     if not any(reached.values()):
         return "refuted"
     lines = [
-        f"{name} to L = {depths[-1][0]}{', all measured' * (name in whole)}" if depths else f"{name} nowhere"
+        f"{name} to L = {depths[-1][0]}{', all measured' * (depths == every[name])}" if depths else f"{name} nowhere"
         for name, depths in reached.items()
     ]
     return f"holds: {' / '.join(lines)}"
@@ -151,7 +149,7 @@ def exact(*keys: str) -> Measure:
     return lambda results: {key: results["exact"][key] for key in keys}
 
 
-def best(results: Results, wiring: str, num_layers: int, warm_up: bool = False) -> dict[str, Any]:
+def best(results: Document, wiring: str, num_layers: int, warm_up: bool = False) -> dict[str, Any]:
     """Return the training with the best learning rate."""
     rows = rows_of(results["training"], wiring=wiring, num_layers=num_layers)
     return best_of(row for row in rows if bool(row["warm_up"]) is warm_up)
@@ -183,7 +181,7 @@ def has_learned(loss: float, unigram: float) -> bool:
     return bool(loss < unigram - LEARNED)
 
 
-def chain(results: Results) -> Measured:
+def chain(results: Document) -> Measured:
     """Return post-LN's gradient at x_0 over that at x_L, whole and along the residual alone."""
     (deepest,) = rows_of(results["depth"], wiring="post_ln", num_layers=64)
     ratios = {
@@ -196,7 +194,7 @@ def chain(results: Results) -> Measured:
     return ratios
 
 
-def removal(results: Results) -> Measured:
+def removal(results: Document) -> Measured:
     """Return the effect of removing one sublayer: how far the output moves before training, how many break the model after it."""
     keys = {
         "moves at init": "moves", "layers trained": "num_layers", "broken after training": "broken", "of": "of", "loss": "loss",
@@ -205,7 +203,7 @@ def removal(results: Results) -> Measured:
     return {row["wiring"]: {name: row.get(key) for name, key in keys.items()} for row in results["removal"]}
 
 
-def cost(results: Results) -> Measured:
+def cost(results: Document) -> Measured:
     """Return the share of Add & Norm in an encoder block."""
     return {f"d {row['d']}": {key: row[key] for key in ("parameters", "eager", "addnorm")} for row in results["cost"]}
 
@@ -253,8 +251,7 @@ CLAIMS = (
         "untrained, the stream's size changes by less than a factor of 2 from L = 32 to 64; without norms by more than 1000",
         depths("scale", "post_ln", "pre_ln", "no_norm"),
         lambda m: {
-            "post_ln": 0.5 < grown(m["post_ln"]) < 2, "pre_ln": 0.5 < grown(m["pre_ln"]) < 2,
-            "and not without": grown(m["no_norm"]) > 1000,
+            **{name: 0.5 < grown(m[name]) < 2 for name in ("post_ln", "pre_ln")}, "and not without": grown(m["no_norm"]) > 1000,
         }
     ),
     Claim(

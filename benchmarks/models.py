@@ -38,10 +38,20 @@ LATENT = {
 
 def load_model(case: Case) -> tuple[nn.Module, dict[str, Any]]:
     """Return a model in evaluation mode, and its keyword arguments of the size of a case."""
-    if case.model != MINILM:
-        return _make_decoder(case)
-    loaded = load_minilm(case, case.dtype)
-    return loaded.model, dict(loaded.kwargs)
+    if case.model == MINILM:
+        loaded = load_minilm(case, case.dtype)
+        return loaded.model, dict(loaded.kwargs)
+    from transformers import AutoConfig, AutoModel
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(case.model, **SIZES | (LATENT if case.model == STREAMS else {}))
+    model = AutoModel.from_config(config).to(getattr(torch, case.dtype)).eval()  # type: ignore[no-untyped-call]  # transformers does not type it
+    tokens = torch.randint(SIZES["vocab_size"], (case.batch, PAST + case.tokens))
+    if case.job != "decode":
+        return model, {"input_ids": tokens[:, : case.tokens], "use_cache": False}
+    with torch.no_grad():
+        cache = model(input_ids=tokens[:, :PAST], use_cache=True).past_key_values
+    return model, {"input_ids": tokens[:, PAST:], "past_key_values": cache, "use_cache": True}
 
 
 def load_minilm(case: Case, dtype: str | None = None) -> LoadedModel:
@@ -54,20 +64,6 @@ def load_minilm(case: Case, dtype: str | None = None) -> LoadedModel:
     if shape != (case.batch, case.tokens):
         raise ValueError(f"the text gave {shape}, expected {(case.batch, case.tokens)}: use longer passages.")
     return loaded
-
-
-def _make_decoder(case: Case) -> tuple[nn.Module, dict[str, Any]]:
-    from transformers import AutoConfig, AutoModel
-
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(case.model, **SIZES | (LATENT if case.model == STREAMS else {}))
-    model = AutoModel.from_config(config).to(getattr(torch, case.dtype)).eval()  # type: ignore[no-untyped-call]  # transformers does not type it
-    tokens = torch.randint(SIZES["vocab_size"], (case.batch, PAST + case.tokens))
-    if case.job != "decode":
-        return model, {"input_ids": tokens[:, : case.tokens], "use_cache": False}
-    with torch.no_grad():
-        cache = model(input_ids=tokens[:, :PAST], use_cache=True).past_key_values
-    return model, {"input_ids": tokens[:, PAST:], "past_key_values": cache, "use_cache": True}
 
 
 def inference_step(model: nn.Module, kwargs: Mapping[str, Any]) -> Call:

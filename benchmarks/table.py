@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from addnorm.bench.harness import Benchmark, read
+from addnorm.bench.harness import read
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs" / "_build"))
@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> int:
     sys.path.append(str(Path(__file__).parent))
     stale = False
     for script in sorted(Path(__file__).parent.glob("bench_*.py")):
-        benchmark: Benchmark = importlib.import_module(script.stem).BENCHMARK
+        benchmark = importlib.import_module(script.stem).BENCHMARK
         path = page.RESULTS / f"{benchmark.name}.json"
         for place, make in benchmark.sections.items() if path.exists() else ():
             name, section = place.split("#")

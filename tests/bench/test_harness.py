@@ -43,7 +43,7 @@ def clean(monkeypatch, threads):
     threads(2)
     monkeypatch.setattr(environment, "commit", lambda: dict(COMMIT))
     columns = {"load": 0.0, "load_after": 2.0, "load_of_others": None}
-    monkeypatch.setattr(environment.LoadMeter, "columns", lambda meter: dict(columns))
+    monkeypatch.setattr(environment, "meter_load", lambda: lambda: dict(columns))
     return columns
 
 
@@ -197,7 +197,7 @@ def test_load_of_others_excludes_the_run(monkeypatch):
     for name, values in (("_busy_seconds", [100.0, 104.0]), ("_own_seconds", [10.0, 13.0]), ("load", [0.3, 1.9])):
         monkeypatch.setattr(environment, name, iter(values).__next__)
     monkeypatch.setattr(environment.time, "monotonic", iter([50.0, 52.0]).__next__)
-    assert environment.LoadMeter().columns() == {"load": 0.3, "load_after": 1.9, "load_of_others": 0.5}
+    assert environment.meter_load()() == {"load": 0.3, "load_after": 1.9, "load_of_others": 0.5}
 
 
 # The command line.

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shlex import quote
@@ -41,6 +42,8 @@ def describe() -> dict[str, Any]:
             "addnorm": addnorm.__version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
+            "triton": version_of("triton", "pytorch-triton"),
+            "cuda": torch.version.cuda,
         },
         **commit(),
     }
@@ -62,28 +65,27 @@ def load() -> float:
     return os.getloadavg()[0]
 
 
-class LoadMeter:
-    """Load of the machine before and after a run, and the cores that other processes used meanwhile.
+def meter_load() -> Callable[[], dict[str, float | None]]:
+    """Return a function that returns the load now, and the mean number of cores that other processes used meanwhile.
 
-    `load_after` includes the load by the run itself. `load_of_others` does not.
+    It returns keys of a document: `load`, before the run; `load_after`, which includes the load by the run itself; and
+    `load_of_others`, which does not.
 
     Example:
-        >>> from addnorm.bench.environment import LoadMeter
-        >>> [*LoadMeter().columns()]
+        >>> from addnorm.bench.environment import meter_load
+        >>> [*meter_load()()]
         ['load', 'load_after', 'load_of_others']
     """
+    before, start, busy, own = load(), time.monotonic(), _busy_seconds(), _own_seconds()
 
-    def __init__(self) -> None:
-        self.before, self._start = load(), (time.monotonic(), _busy_seconds(), _own_seconds())
-
-    def columns(self) -> dict[str, float | None]:
-        """Return the load before and after, and the mean number of cores that other processes used, as keys of a document."""
-        seconds, busy, own = self._start
-        elapsed, now = time.monotonic() - seconds, _busy_seconds()
+    def columns() -> dict[str, float | None]:
+        elapsed, now = time.monotonic() - start, _busy_seconds()
         others = None
         if busy is not None and now is not None and elapsed > 0:
             others = max((now - busy - (_own_seconds() - own)) / elapsed, 0.0)
-        return {"load": self.before, "load_after": load(), "load_of_others": others}
+        return {"load": before, "load_after": load(), "load_of_others": others}
+
+    return columns
 
 
 def _busy_seconds() -> float | None:

@@ -18,34 +18,29 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from addnorm import reference
 from addnorm.bench.case import Call, Case, Row, Target
-from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Set, eager, inputs, ours
+from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Set, Tensors, eager, inputs, ours
 from addnorm.functional import add_rms_norm
 from addnorm.fusion.benchmark import saved_bytes
 from addnorm.reference import Casting, Norm
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 
-GRADIENTS = (
-    "dresidual",
-    "dbranch",
-    "dweight",
-    "dbias",
-    "dlayer_scale",
-    "dbranch_bias",
-)  # in the order of the arguments
+Numbers = Mapping[str, float]
+# In the order of the arguments.
+GRADIENTS = ("dresidual", "dbranch", "dweight", "dbias", "dlayer_scale", "dbranch_bias")
 # Relative L2 errors: a correct variant stays far below them, whatever its order of rounding; a wrong formula does not.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float64: 1e-10}
 SIGMAS = 6.0  # allowed deviation of the share of kept elements
 
 
-def results(case: Case, call: Call, tensors: Set) -> dict[str, Tensor]:
+def results(case: Case, call: Call, tensors: Set) -> Tensors:
     """Return y, z and the gradients of one call by name, without z if the call does not return z."""
     outputs = call(*tensors.args)
     if not JOBS[case.job].stream:
@@ -59,7 +54,7 @@ def results(case: Case, call: Call, tensors: Set) -> dict[str, Tensor]:
     return named
 
 
-def truth(case: Case, tensors: Set, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def truth(case: Case, tensors: Set, named: Tensors) -> Tensors:
     """Return y, z and the gradients in float64, by autograd of the formula.
 
     Args:
@@ -101,13 +96,13 @@ def dropout_mask(tensors: Set, z: Tensor) -> Tensor:
     return (kept < dropped).double()
 
 
-def errors_of(case: Case, tensors: Set, named: Mapping[str, Tensor]) -> dict[str, float]:
+def errors_of(case: Case, tensors: Set, named: Tensors) -> Numbers:
     """Return the relative L2 error of each of an implementation's results, given its z. The error of z is to the exact stream."""
     exact = truth(case, tensors, named)
     return {name: relative_error(t.detach(), exact[name]) for name, t in named.items()}
 
 
-def tolerances(case: Case) -> dict[str, float]:
+def tolerances(case: Case) -> Numbers:
     """Return the tolerance of each output and gradient, by its dtype.
 
     With dropout all have the largest of these tolerances, since unfused variants round the branch after dropout to its dtype.
@@ -123,7 +118,7 @@ class WrongError(ValueError):
     """Error for an implementation whose results are wrong."""
 
 
-def check(case: Case, call: Call, tensors: Set) -> dict[str, float]:
+def check(case: Case, call: Call, tensors: Set) -> Numbers:
     """Return the relative L2 error of each output and gradient of one call.
 
     A stream that was rounded too coarsely has an error of its own. The dropout mask comes from z.
@@ -177,9 +172,7 @@ def _both(case: Case, number: Callable[[Call], Any]) -> dict[str, Any]:
     return {"addnorm": number(ours(case)), "eager": number(eager(case))}
 
 
-def errors(
-    norm: Norm, dtype: str, rows: int = 4096, d: int = 768, job: str = "forward_backward"
-) -> dict[str, dict[str, float]]:
+def errors(norm: Norm, dtype: str, rows: int = 4096, d: int = 768, job: str = "forward_backward") -> dict[str, Numbers]:
     """Return the relative L2 errors of `addnorm` and `eager` against float64 by output and gradient, with random tensors.
 
     The float64 values of y and of the gradients are computed from the z that the variant returned.
@@ -193,7 +186,7 @@ def errors(
         return _both(case, lambda call: errors_of(case, tensors, results(case, call, tensors)))
 
 
-def bias_gradient_of_ones() -> dict[str, float]:
+def bias_gradient_of_ones() -> Numbers:
     """Return for "eager" and "addnorm" the bfloat16 bias gradient of one feature, the furthest from the exact `ROWS_OF_ONES`.
 
     The gradient of every element of y is one, so each feature of the bias gradient is the number of rows.
@@ -217,7 +210,7 @@ def bytes_saved(norm: Norm, dtype: str, job: str) -> dict[str, int]:
     return _both(case, lambda call: saved_bytes(lambda: call(*tensors.args), StateSnapshot(parameters)))
 
 
-def facts(norm: Norm, dtype: str, by_variant: Mapping[str, Mapping[str, float]]) -> Iterable[Row]:
+def facts(norm: Norm, dtype: str, by_variant: dict[str, Numbers]) -> Iterable[Row]:
     """Yield a result row for each fact about a norm in a dtype: addnorm's number beside its bound, and eager PyTorch's.
 
     `torch` is PyTorch's number, or for a model's formula that of another rounding order.
@@ -228,7 +221,7 @@ def facts(norm: Norm, dtype: str, by_variant: Mapping[str, Mapping[str, float]])
         by_variant: the `errors` with all options. Their largest is a fact, in roundings of the dtype.
     """
 
-    def fact(name: str, compare: str, bound: float, both: Mapping[str, float]) -> Row:
+    def fact(name: str, compare: str, bound: float, both: Numbers) -> Row:
         return Target(name, compare, bound).row(both["addnorm"], norm=norm, torch=both["eager"])
 
     rounding = torch.finfo(DTYPES[dtype].stream).eps / 2
@@ -260,32 +253,23 @@ def import_ms() -> float:
     """
     code = "import torch, time; t = time.perf_counter(); import addnorm; print(1000 * (time.perf_counter() - t))"
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}  # as if it were not set
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment) for _ in range(4)
-    ]
-    return statistics.median(float(run.stdout) for run in runs[1:])
-
-
-class Model(NamedTuple):
-    """Formula of a model's RMSNorm as a function of (x, weight), and the options that make `add_rms_norm` equal to it."""
-
-    formula: Callable[[Tensor, Tensor], Tensor]
-    casting: Casting
-    weight_offset: float
+    runs = [float(subprocess.check_output([sys.executable, "-c", code], env=environment)) for _ in range(4)]
+    return statistics.median(runs[1:])
 
 
 def _rstd(x: Tensor) -> Tensor:
     return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + MODEL_EPS)
 
 
-MODELS = {
-    "Llama": Model(lambda x, weight: weight * (x.float() * _rstd(x)).to(x.dtype), "llama", 0.0),
-    "Gemma": Model(lambda x, weight: (x.float() * _rstd(x) * (1.0 + weight.float())).type_as(x), "float32", 1.0),
-    "T5": Model(lambda x, weight: weight * (x * _rstd(x)).to(weight.dtype), "t5", 0.0),
+# The formula of a model's RMSNorm, and the casting and the offset of the weight that make `add_rms_norm` equal to it.
+MODELS: dict[str, tuple[Any, Casting, float]] = {
+    "Llama": (lambda x, weight: weight * (x.float() * _rstd(x)).to(x.dtype), "llama", 0.0),
+    "Gemma": (lambda x, weight: (x.float() * _rstd(x) * (1.0 + weight.float())).type_as(x), "float32", 1.0),
+    "T5": (lambda x, weight: weight * (x * _rstd(x)).to(weight.dtype), "t5", 0.0),
 }
 
 
-def unlike(name: str) -> dict[str, float]:
+def unlike(name: str) -> Numbers:
     """Return the shares of elements that differ between `add_rms_norm` and model `name`.
 
     "addnorm" is with the model's `casting`, "eager" with another.

@@ -25,11 +25,9 @@ from addnorm.bench import environment, exactness, jobs, pages, timing
 from addnorm.bench.case import Call, Case, Document, Results, Rows, Selection, Target, grid, ratio, select, value
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import JOBS, NORMS, moved_bytes, tensor_bytes
-from addnorm.bench.pages import digits, markdown, size_columns, target_lines, unfinished
+from addnorm.bench.pages import Line, digits, markdown, size_columns, target_lines, unfinished
 from addnorm.bench.peers import VARIANTS, choose, list_versions
 
-BUDGET = 540.0  # seconds of a run, compilation included
-ROUNDS = 11
 REPEATS = 20  # calls in one sample of the call time
 WARM_UP_MS, SAMPLE_MS = 1, 10  # of one sample of the device time
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**22}  # size of the copied tensor
@@ -129,8 +127,9 @@ def check_variant(case: Case, name: str, tensors: jobs.Set) -> Call:
 
 def sample(device: str, call: Call) -> tuple[float, float]:
     """Return the microseconds of a call on the device and by the wall clock. On a CPU both are the wall clock's."""
-    threads = torch.get_num_threads()  # another number would compile a graph again
-    wall = 1e6 * float(Timer("call()", globals={"call": call}, num_threads=threads).timeit(REPEATS).mean)
+    # Another number of threads would compile a graph again.
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    wall = 1e6 * float(timer.timeit(REPEATS).mean)
     if device != "cuda":
         return wall, wall
     from triton.testing import do_bench
@@ -158,7 +157,7 @@ def copy_rate(device: str) -> float:
 
 
 def describe(cases: Sequence[Case]) -> Document:
-    """Return the facts that head the results: the device and the versions.
+    """Return the facts that head the results: the device, and the versions of the kernel libraries.
 
     Raises:
         ValueError: there is no such device, or addnorm has no kernels for it.
@@ -170,11 +169,7 @@ def describe(cases: Sequence[Case]) -> Document:
         triton = next(one for one in backends() if one.name == "triton")
         if not triton.available:  # the formulas would be timed as addnorm
             raise ValueError(f"addnorm has no kernels: {triton.detail}")
-    more = {"triton": environment.version_of("triton", "pytorch-triton"), "cuda": torch.version.cuda}
-    return {
-        "versions": environment.describe()["versions"] | more, "peers": list_versions(),
-        "device": environment.device(kind),
-    }  # fmt: skip
+    return {"peers": list_versions(), "device": environment.device(kind)}
 
 
 def finish(results: Results, head: Document) -> Document:
@@ -242,7 +237,7 @@ def section(document: Document) -> str:
     ]))  # fmt: skip
 
 
-def _line(case: Case, rows: Rows) -> dict[str, str]:
+def _line(case: Case, rows: Rows) -> Line:
     """Return the table line of a case: addnorm's times, its share of the copy's bandwidth, the ratios to the peers' times."""
     ours = rows["addnorm"]
     line = {
@@ -259,6 +254,6 @@ BENCHMARK = Benchmark(
     "gpu", plan, measure, str, targets, ("copies", "failures", "rows"),
     {"repeats": REPEATS, "warm_up_ms": WARM_UP_MS, "sample_ms": SAMPLE_MS},
     {"variants": tuple(VARIANTS)}, describe, finish, {"docs/performance.md#gpu": section},
-    fields=("norm", "job", "rows", "d", "dtype", "device"), threads=0, rounds=ROUNDS, budget=BUDGET, idle=False,
+    fields=("norm", "job", "rows", "d", "dtype", "device"), threads=0, rounds=11, budget=540.0, idle=False,
     device="cuda",
 )  # fmt: skip

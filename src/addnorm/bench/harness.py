@@ -133,17 +133,18 @@ def run(
     if here is None:
         here = {**environment.describe(), **benchmark.describe(chosen)}
     options = {"rounds": benchmark.rounds, **options}
-    meter, start, before = environment.LoadMeter(), time.monotonic(), torch.get_num_threads()
+    measure_load, start, before = environment.meter_load(), time.monotonic(), torch.get_num_threads()
     results: Results = {part: [*earlier.get(part, [])] for part in benchmark.parts}
-    is_finished = earlier.get("ended") == "done"  # its document does not list the cases
-    done = [*chosen] if is_finished else [Case(**values) for values in earlier.get("cells", [])]
+    done = [Case(**values) for values in earlier.get("cells", [])]
+    if earlier.get("ended") == "done":  # its document does not list the cases
+        done = chosen
     threads = max([case.threads for case in chosen if "threads" in vars(case)] or [benchmark.threads])
 
     def find_left() -> list[Case]:
         return [case for case in chosen if case not in done]
 
     def document(ended: str | None) -> Document:
-        load, left = meter.columns(), find_left()
+        load, left = measure_load(), find_left()
         load["load"] = max(load["load"] or 0.0, earlier.get("load", 0.0))  # the larger counts
         head = {
             "schema": benchmark.schema, "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -187,8 +188,7 @@ def partial_path(path: Path) -> Path:
 
 def read(path: Path) -> Document:
     """Return the document in a file."""
-    document: Document = jsonio.loads(path.read_text(encoding="utf-8"))
-    return document
+    return dict(jsonio.loads(path.read_text(encoding="utf-8")))
 
 
 def write(document: Document, path: Path) -> Path:
@@ -255,7 +255,6 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None) -> int:
     given = _parser(benchmark).parse_args(words)
     selected = {name: some for name in benchmark.fields if name != "threads" and (some := getattr(given, name))}
     (device,) = selected.get("device", [benchmark.device])
-    is_trial = device != benchmark.device == "cuda"  # times of a CPU in place of a GPU's
     name = benchmark.name if device == benchmark.device else f"{benchmark.name}_{device}"
     results = Path(sys.argv[0]).parent / "results" / f"{name}.json"
     if given.judge:
@@ -264,7 +263,7 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None) -> int:
         return 0
     options = {"rounds": given.rounds, **{name: getattr(given, name) for name in benchmark.options}}
     is_part = (
-        is_trial
+        device != benchmark.device == "cuda"  # times of a CPU in place of a GPU's
         or {*selected} - {"device"}
         or any(options[name] for name, value in benchmark.options.items() if value is not True)
     )
@@ -300,33 +299,28 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None) -> int:
 
 def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("--threads", type=_positive, help="number of threads of torch")
-    parser.add_argument("--rounds", type=_positive, default=benchmark.rounds, help=f"(default {benchmark.rounds})")
-    parser.add_argument(
-        "--budget", type=float, default=benchmark.budget, help="seconds after which no case begins; 0: none"
-    )
-    parser.add_argument(
-        "--json", type=Path, help="results file (default results/NAME.json; for a part a temporary file)"
-    )
-    parser.add_argument("--resume", action="store_true", help="continue the run in the results file")
-    parser.add_argument(
-        "--judge", action="store_true", help="judge the stored numbers again, after a target has changed"
-    )
-    parser.add_argument("--commit", help="commit of the sources, if they are a copy and no checkout")
-    parser.add_argument("--list", action="store_true", help="list the cases and measure nothing")
+    add = parser.add_argument
+    add("--threads", type=_positive, help="number of threads of torch")
+    add("--rounds", type=_positive, default=benchmark.rounds, help=f"(default {benchmark.rounds})")
+    add("--budget", type=float, default=benchmark.budget, help="seconds after which no case begins; 0: none")
+    add("--json", type=Path, help="results file (default results/NAME.json; for a part a temporary file)")
+    add("--resume", action="store_true", help="continue the run in the results file")
+    add("--judge", action="store_true", help="judge the stored numbers again, after a target has changed")
+    add("--commit", help="commit of the sources, if they are a copy and no checkout")
+    add("--list", action="store_true", help="list the cases and measure nothing")
     for name in benchmark.fields:
         values = [*dict.fromkeys(getattr(case, name) for case in benchmark.plan() if hasattr(case, name))]
         if name == "device":
-            parser.add_argument("--device", nargs=1, choices=("cpu", "cuda"))
+            add("--device", nargs=1, choices=("cpu", "cuda"))
         elif name != "threads":
             kind = type(values[0])
             words = {"choices": values} if kind is str else {"type": _positive if kind is int else float}
-            parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", help="only these cases", **words)
+            add(f"--{name.replace('_', '-')}", nargs="+", help="only these cases", **words)
     for name, value in benchmark.options.items():
         if value is True:
-            parser.add_argument(f"--no-{name}", dest=name, action="store_false")
+            add(f"--no-{name}", dest=name, action="store_false")
         else:
-            parser.add_argument(f"--{name}", nargs="+", choices=value)
+            add(f"--{name}", nargs="+", choices=value)
     return parser
 
 

@@ -17,15 +17,17 @@ from addnorm import inplace
 from addnorm._util.norms import KINDS
 from addnorm.bench.case import Call, Case
 from addnorm.functional import FUNCTIONS
-from addnorm.reference import Norm
 
-NORMS: dict[Norm, str] = {name: kind.title for name, kind in KINDS.items()}
+NORMS = {name: kind.title for name, kind in KINDS.items()}
 FIELDS = ("norm", "job", "rows", "d", "dtype", "threads")  # of a case on a CPU
-EPS: dict[Norm, float] = {name: kind.eps or 1e-6 for name, kind in KINDS.items()}
+EPS = {name: kind.eps or 1e-6 for name, kind in KINDS.items()}
 DROPOUT = 0.1
 # In place, a call's y is the next call's branch. With a weight and a bias of a millionth all the calls of a case, some
 # 100,000, move the stream by a tenth: the values stay ordinary, and every call moves the bytes that it would have moved.
 IN_PLACE_SCALE = 2.0**-20
+
+
+Tensors = dict[str, Tensor]
 
 
 class Dtypes(NamedTuple):

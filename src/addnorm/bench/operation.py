@@ -50,7 +50,7 @@ from addnorm.reference import Norm
 SHAPES = ((1, 768), (1, 4096), (128, 768), (512, 768), (2048, 1024), (8192, 768), (4096, 4096))
 ONE_THREAD_SHAPES = ((128, 768), (2048, 1024))  # one in the second level of the cache, one in the last
 DTYPES = ("float32", "bfloat16")
-TIMED = tuple(job for job in JOBS if job != "backward")
+TIMED = [job for job in JOBS if job != "backward"]
 PLAIN = ("forward", "forward_stream", "forward_backward")  # without options, into new tensors
 UNCOMPILED = ("in_place", "reuse")  # their eager expressions are those of other jobs
 MAY_FAIL = ("compile", "onnxruntime")  # peers that this machine may be unable to run
@@ -88,8 +88,8 @@ def plan(timed: Sequence[Case], *, proofs: bool = True) -> list[Case]:
     cases have at most.
     """
     most = max(case.threads for case in timed)
-    norms, dtypes = (tuple(dict.fromkeys(getattr(case, name) for case in timed)) for name in ("norm", "dtype"))
-    of_errors = tuple(exactness.ROUNDINGS) if {*dtypes} == {*DTYPES} else dtypes
+    norms, dtypes = (dict.fromkeys(getattr(case, name) for case in timed) for name in ("norm", "dtype"))
+    of_errors = exactness.ROUNDINGS if {*dtypes} == {*DTYPES} else dtypes
     proven = [*grid(proof="errors", norm=norms, dtype=of_errors), Case(proof="import")]
     cases = [case if case.threads == most else case.but(compiles=False) for case in timed]
     large = [case for case in cases if tensor_bytes(case) >= BOTH_STATES] if timing.settle_allocator("fresh") else []
@@ -136,7 +136,7 @@ def _prove(case: Case) -> Results:
         target = Target("import addnorm after torch: milliseconds", "<", 60)
         return {"summary": [target.row(exactness.import_ms(), norm=None)]}
     errors = exactness.errors(case.norm, case.dtype, *exactness.SHAPE, job="everything")
-    rows = [Case(norm=case.norm, dtype=case.dtype).row(variant=name, **each) for name, each in errors.items()]
+    rows = [{"norm": case.norm, "dtype": case.dtype, "variant": name, **each} for name, each in errors.items()]
     return {"accuracy": rows, "facts": [*exactness.facts(case.norm, case.dtype, errors)]}
 
 
@@ -178,12 +178,12 @@ PEERS = {
     "x eager": ratio("addnorm", "eager"), "x compile": ratio("addnorm", "compile"),
     "x onnxruntime": ratio("addnorm", "onnxruntime"), "x add's time": ratio("add", "addnorm"),
 }  # fmt: skip
-STATISTICS: dict[str, tuple[Any, str]] = {"mean": (geometric_mean, ">="), "lowest": (min, ">="), "highest": (max, "<=")}
+STATISTICS: dict[str, Any] = {"mean": (geometric_mean, ">="), "lowest": (min, ">="), "highest": (max, "<=")}
 NOISE = "never slower; 0.05 is the noise of a case"
 FIVE_TENSORS = "PyTorch's add and norm move five tensors, one call three"
 FIFTEEN_TENSORS = "PyTorch moves 11 tensors, and reads the lines of 4 before it writes them; addnorm moves 8"
 # The number, whose name ends with the statistic; what it compares with; the bound, and why; the conditions of a case.
-TARGETS: tuple[tuple[Any, ...], ...] = (
+TARGETS = (
     ("forward, 128+ rows, under 32 MB: mean", "x eager", 1.67, FIVE_TENSORS, FORWARD, BATCH, _small),
     ("forward, one row: mean", "x eager", 1.25, "one call instead of two", FORWARD, has(rows=1)),
     ("forward, over 32 MB: lowest", "x eager", 0.95, NOISE, FORWARD, lambda case: not _small(case)),

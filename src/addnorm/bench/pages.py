@@ -59,7 +59,7 @@ def merge(parts: Iterable[tuple[Line, Line]]) -> list[Line]:
     return [*lines.values()]
 
 
-def size_columns(case: Case) -> dict[str, str]:
+def size_columns(case: Case) -> Line:
     """Return the columns of a case's size and dtype."""
     return {"rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype}
 

@@ -18,14 +18,11 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from addnorm._util.norms import KINDS
-from addnorm.bench.case import Call, Case, Condition
+from addnorm.bench.case import Call, Case, Condition, has
 from addnorm.bench.environment import version_of
-from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Set, compiled, eager, ours
-
-Tensors = dict[str, Tensor]
+from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Set, Tensors, compiled, eager, ours
 
 # ---------------------------------------------------------------------------------------------------------- onnxruntime
 
@@ -102,8 +99,8 @@ class Variant(NamedTuple):
     title: str
     make: Callable[[Case], Call]
     fits: Condition = lambda case: True
-    package: str | None = None
-    module: str | None = None
+    package: str = ""
+    module: str = ""
 
 
 def liger(case: Case) -> Call:
@@ -141,22 +138,16 @@ def _fits_flash_attn(case: Case) -> bool:
     return int(case.d * widest.itemsize) <= 65536
 
 
-def _fits_quack(case: Case) -> bool:
-    """Return whether there is no dropout, and the norm is RMSNorm: QuACK's LayerNorm adds no residual."""
-    return case.norm == "rms" and not JOBS[case.job].dropout
-
-
-def _fits_liger(case: Case) -> bool:
-    """Return whether the norm is RMSNorm, there is no dropout, and the stream has the branch's dtype."""
-    return _fits_quack(case) and case.dtype != "mixed"
-
-
+# QuACK's LayerNorm adds no residual.
+fits_quack = has(norm="rms", job=[name for name, job in JOBS.items() if not job.dropout])
 VARIANTS = {
     "eager": Variant("eager", eager),
     "compile": Variant("torch.compile", compiled),
-    "liger": Variant("Liger", liger, _fits_liger, "liger-kernel", "liger_kernel"),
+    "liger": Variant(
+        "Liger", liger, lambda case: fits_quack(case) and case.dtype != "mixed", "liger-kernel", "liger_kernel"
+    ),
     "flash_attn": Variant("flash-attn", flash_attn, _fits_flash_attn, "flash-attn", "flash_attn"),
-    "quack": Variant("QuACK", quack, _fits_quack, "quack-kernels", "quack"),
+    "quack": Variant("QuACK", quack, fits_quack, "quack-kernels", "quack"),
     "addnorm": Variant("addnorm", ours),
 }
 
@@ -165,7 +156,7 @@ def list_versions() -> dict[str, str | None]:
     """Return the version of each kernel library, or None where it is not installed."""
     return {
         name: (version_of(one.package) or "of unknown version") if find_spec(one.module) else None
-        for name, one in VARIANTS.items() if one.package and one.module
+        for name, one in VARIANTS.items() if one.module
     }  # fmt: skip
 
 
