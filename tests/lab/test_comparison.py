@@ -180,10 +180,10 @@ def test_unrecorded_runs_have_no_depth_findings():
 
 
 def test_gradient_ratio_and_share_skip_missing_numbers():
-    assert gradient_ratio(None) is None
-    assert gradient_ratio({"gradient": [1.0, None]}) is None
-    assert gradient_ratio({"gradient": [1.0, 0.0]}) is None
-    assert gradient_ratio({"gradient": [None, 3.0, 2.0]}) == 1.5
+    assert gradient_ratio(()) is None
+    assert gradient_ratio([1.0, None]) is None
+    assert gradient_ratio([1.0, 0.0]) is None
+    assert gradient_ratio([None, 3.0, 2.0]) == 1.5
     assert share_of({"map": None}, 0) is None
     assert (share_of(AFTER, 0), share_of(AFTER, -1)) == (0.5, 0.004)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -249,6 +249,16 @@ def format_tick(value: float) -> str:
         ('0.25', '1e−6', '1.2e7')
     """
     return format_number(float(value), trim=True).replace("-", "\N{MINUS SIGN}")
+
+
+def list_places(panels: Iterable[Panel]) -> list[float]:
+    """Return the places on the x axis where a series of the panels has a point."""
+    return sorted({x for panel in panels for series in panel.series for x, _ in series.points})
+
+
+def number_axis(places: Iterable[float]) -> Axis:
+    """Return an axis of depth whose ticks are x_0 and the numbers of the sublayers."""
+    return Axis("depth in sublayers", ticks={k: f"{k:g}" if k else "x_0" for k in places})
 
 
 def depth_axis(sites: Sequence[Any]) -> tuple[Axis, dict[str, float]]:

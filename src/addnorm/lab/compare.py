@@ -95,7 +95,8 @@ def compare(
     chosen = [
         wirings.as_wiring(wiring) for wiring in ([compared] if isinstance(compared, str | Wiring | Row) else compared)
     ]
-    _check_names([wiring_label(wiring) for wiring in chosen])
+    names = tuple(map(wiring_label, chosen))
+    _check_names(names)
     for wiring in chosen:
         if repr(wiring).startswith("Wiring(") and wiring.name in wirings.CONSTRUCTORS:
             raise ValueError(
@@ -124,7 +125,7 @@ def compare(
         _run_jobs([job for job in todo if job.key not in store.results], store, jobs, cluster, seconds, console)
         results = [job.renamed(store.results[job.key]) for job in todo]
     return Comparison(
-        tuple(wiring_label(wiring) for wiring in chosen), protocol, [result for result in results if result["kind"] == "run"],
+        names, protocol, [result for result in results if result["kind"] == "run"],
         [
             {**{name: result[name] for name in _provenance() if name in result}, **row}
             for result in results if result["kind"] == "untrained" for row in result["stacks"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -36,13 +37,7 @@ def count_cost(stack: ResidualStack) -> Cost:
         >>> count_cost(addnorm.ResidualStack(layers, 8, "pre_ln", norm="rms"))  # 5 norms; an add, and 4 d elements a sublayer
         Cost(parameters=40, flops=32, elements=128)
     """
-    inside = {
-        id(p)
-        for connection in stack.connections
-        if isinstance(connection.sublayer, nn.Module)
-        for p in connection.sublayer.parameters()
-    }
-    parameters = sum(p.numel() for p in stack.parameters() if id(p) not in inside)
+    parameters = sum(p.numel() for p in own_parameters(stack))
     flops = elements = 0
     for connection in stack.connections:
         own = _count_stage(connection)
@@ -52,6 +47,13 @@ def count_cost(stack: ResidualStack) -> Cost:
         flops += used + 2 * stack.head.stage.n * stack.d_model
         elements += (stack.head.stage.n + 1) * stack.d_model
     return Cost(parameters, flops, elements)
+
+
+def own_parameters(stack: ResidualStack, without: Iterable[nn.Module] = ()) -> list[nn.Parameter]:
+    """Return the parameters of a stack that are not in a sublayer, nor in a module of `without`."""
+    modules = [*without, *(one.sublayer for one in stack.connections if isinstance(one.sublayer, nn.Module))]
+    excluded = {id(parameter) for module in modules for parameter in module.parameters()}
+    return [parameter for parameter in stack.parameters() if id(parameter) not in excluded]
 
 
 def _count_stage(connection: SublayerConnection) -> tuple[int, int]:

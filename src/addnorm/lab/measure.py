@@ -62,8 +62,7 @@ def relative_change(before: Tensor, after: Tensor) -> float:
 def statistics_by_depth(recording: Recording, step: int) -> Numbers:
     """Return the statistics of `BY_DEPTH` at one recorded step: for each name a list with a number, or None, per site."""
     ids = [site.id for site in recording.sites if site.kind != "final"]
-    series = {name: recording.series(*of, step) for name, of in BY_DEPTH.items()}
-    by_site = {name: {site.id: value for site, value in values} for name, values in series.items()}
+    by_site = {name: {site.id: x for site, x in recording.series(*of, step)} for name, of in BY_DEPTH.items()}
     return {name: [values.get(id) for id in ids] for name, values in by_site.items()}
 
 

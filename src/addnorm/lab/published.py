@@ -15,9 +15,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from addnorm._util.jsonio import Document
+from addnorm.lab.streams import Numbers
 from addnorm.lab.theory import STREAM_WIRINGS
 from addnorm.lab.toy_model import log_slope, r_squared
 from addnorm.wirings.catalog import deepnorm_constants
@@ -35,7 +35,7 @@ DEEP = 32  # minimum number of layers to judge the shape of a curve: with fewer,
 class Rows:
     """Dicts of measured statistics by wiring and depth, from the list that `addnorm.lab.theory.summarize` returns."""
 
-    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, rows: Iterable[Numbers]) -> None:
         self.at = {(row["wiring"], row["num_layers"]): row for row in rows}
 
     def depths(self, *wirings: str, least: int = 1) -> list[int]:
@@ -43,10 +43,13 @@ class Rows:
         depths = (n for name, n in self.at if name == wirings[0] and n >= least)
         return sorted(n for n in depths if all((name, n) in self.at for name in wirings))
 
-    def deepest(self, wiring: str, least: int = 1) -> dict[str, Any] | None:
+    def deepest(self, wiring: str, least: int = 1) -> Numbers | None:
         """Return the statistics of `wiring` at its greatest measured depth, or None if that is less than `least` layers."""
         depths = self.depths(wiring, least=least)
         return self.at[wiring, depths[-1]] if depths else None
+
+
+Measure = Callable[[Rows], Measured]
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class PublishedResult(Document):
     criterion: str
     why: str
     band: tuple[float, float]
-    measure: Callable[[Rows], Measured] = field(repr=False)
+    measure: Measure = field(repr=False)
     measured: Measured = field(default_factory=dict)
 
     @property
@@ -87,7 +90,7 @@ class PublishedResult(Document):
         return {True: "holds", False: "does not hold", None: "not measured"}[self.holds]
 
 
-def check_published(rows: Iterable[dict[str, Any]]) -> list[PublishedResult]:
+def check_published(rows: Iterable[Numbers]) -> list[PublishedResult]:
     """Return every published result with the numbers measured from `rows`, which `addnorm.lab.theory.summarize` returns."""
     measured = Rows(rows)
     return [replace(result, measured=result.measure(measured)) for result in PUBLISHED]
@@ -96,7 +99,7 @@ def check_published(rows: Iterable[dict[str, Any]]) -> list[PublishedResult]:
 # --------------------------------------------------------------------------------------------------- the measured numbers
 
 
-def deepest(measure: Callable[[dict[str, Any]], Measured], *wirings: str, least: int = 1) -> Callable[[Rows], Measured]:
+def deepest(measure: Callable[[Numbers], Measured], *wirings: str, least: int = 1) -> Measure:
     """Return a function that applies `measure` to the deepest stack of each wiring, if that has at least `least` layers.
 
     The name of a number includes the wiring if there are several wirings, or if `measure` gives the number an empty name.
@@ -124,29 +127,29 @@ def extremes(values: Iterable[float]) -> Measured:
     return {"least": min(numbers), "greatest": max(numbers)}
 
 
-def by_layer(row: dict[str, Any], key: str) -> list[float]:
+def by_layer(row: Numbers, key: str) -> list[float]:
     """Return `row[key]` at x_0 and after each whole layer, from values after each of the two sublayers of a layer."""
     values: list[float] = row[key][::2]
     return values
 
 
-def layers_of(row: dict[str, Any]) -> range:
+def layers_of(row: Numbers) -> range:
     """Return the numbers of the layers, from 1."""
     return range(1, row["num_layers"] + 1)
 
 
-def growth_rate(row: dict[str, Any]) -> Measured:
+def growth_rate(row: Numbers) -> Measured:
     """Return the extremes over l of (E|x_l|^2 - E|x_0|^2) / (d l): what a layer adds on average up to layer l."""
     start, *after = by_layer(row, "variance")
     return extremes((value - start) / layer for layer, value in enumerate(after, start=1))
 
 
-def variance_of_normed_writes(row: dict[str, Any]) -> Measured:
+def variance_of_normed_writes(row: Numbers) -> Measured:
     """Return the extremes over layers l of the stream's variance over 1 + 2l, which writes of variance 1 would give."""
     return extremes(value / (1 + 2 * layer) for layer, value in enumerate(by_layer(row, "variance")))
 
 
-def last_gradients(wiring: str) -> Callable[[Rows], Measured]:
+def last_gradients(wiring: str) -> Measure:
     """Return a function that measures the exponent of the last layer's gradient over the depth, from at least three depths."""
 
     def measured(rows: Rows) -> Measured:
@@ -164,13 +167,13 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     return log_slope(x, y) if all(0 < value < math.inf for value in y) else math.nan
 
 
-def straightness(x: Sequence[float], row: dict[str, Any]) -> float:
+def straightness(x: Sequence[float], row: Numbers) -> float:
     """Return `r_squared` of the stream's variance E|x_l|^2 / d over `x`, or NaN if the variance is constant or not finite."""
     y = by_layer(row, "variance")[1:]
     return r_squared(x, y) if all(map(math.isfinite, y)) and min(y) < max(y) else math.nan
 
 
-def exponential_growth(row: dict[str, Any]) -> Measured:
+def exponential_growth(row: Numbers) -> Measured:
     """Return the slope of ln E|x_l|^2 over l."""
     values = by_layer(row, "variance")
     if not all(0 < value < math.inf for value in values):
@@ -188,7 +191,7 @@ def end_ratio(values: Sequence[float]) -> float:
     return quotient(values[0], values[-1])
 
 
-def compare_first_steps(smaller: str, larger: str) -> Callable[[Rows], Measured]:
+def compare_first_steps(smaller: str, larger: str) -> Measure:
     """Return a function that measures the ratio of two wirings' first steps at every common depth."""
     return lambda rows: {
         f"{smaller} over {larger}, {n} layers, {name}": quotient(rows.at[smaller, n][key], rows.at[larger, n][key])
@@ -214,7 +217,7 @@ def published_constants(rows: Rows) -> Measured:
     return differences
 
 
-def similarity(row: dict[str, Any]) -> Measured:
+def similarity(row: Numbers) -> Measured:
     """Return the mean cosine of two tokens after layer `MIXED`, or after the last layer of a shallower stack."""
     layer = min(MIXED, row["num_layers"])
     return {f"after layer {layer}": by_layer(row, "similarity")[layer]}
@@ -222,7 +225,7 @@ def similarity(row: dict[str, Any]) -> Measured:
 
 # ---------------------------------------------------------------------------------------------- the published results
 
-PUBLISHED: tuple[PublishedResult, ...] = (
+PUBLISHED = (
     PublishedResult(
         "The stream of pre-LN grows linearly with the layer.", f"{XIONG}, lemma 2",
         "what a layer adds to E|x|^2 / d on average up to each layer l of the deepest stack: 1/2 to 3/2, with scatter "

@@ -18,6 +18,7 @@ from addnorm.lab.published import PublishedResult, check_published
 from addnorm.lab.run import Protocol
 from addnorm.lab.streams import Numbers
 
+SETTING = ("wiring", "num_layers", "lr", "warm_up")  # of a `Group`
 MARGIN = 0.1  # nats: four seeds differed by at most 0.075 (post-LN without warm-up, 12 layers, 200 steps)
 LEVEL = 0.05  # probability that chance alone makes any of the compared differences count
 SMALLEST = 0.01  # nats: a smaller difference does not matter, even if it is significant
@@ -107,21 +108,18 @@ class Results:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """A `Group` of runs for each setting. Its runs differ in the seed only."""
-        runs: dict[tuple[Any, ...], list[Numbers]] = {}
+        runs: dict[Any, list[Numbers]] = {}
         for run in self.runs:
-            settings = run["settings"]
-            key = settings["wiring"], settings["num_layers"], settings["lr"], settings["warm_up"]
-            runs.setdefault(key, []).append(run)
-        return tuple(Group(key[0], key[1], key[2], key[3], tuple(some)) for key, some in runs.items())
+            runs.setdefault(tuple((name, run["settings"][name]) for name in SETTING), []).append(run)
+        return tuple(Group(**dict(key), runs=tuple(some)) for key, some in runs.items())
 
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
         """An `Arm` for each wiring and depth, from the shallowest."""
-        keys = dict.fromkeys((group.num_layers, group.wiring) for group in self.groups)
-        return tuple(
-            Arm(wiring, n, tuple(g for g in self.groups if (g.num_layers, g.wiring) == (n, wiring)))
-            for n, wiring in sorted(keys, key=lambda key: (key[0], self.compared.index(key[1])))
-        )
+        groups: dict[tuple[int, int], list[Group]] = {}
+        for group in self.groups:
+            groups.setdefault((group.num_layers, self.compared.index(group.wiring)), []).append(group)
+        return tuple(Arm(self.compared[k], n, tuple(some)) for (n, k), some in sorted(groups.items()))
 
     @cached_property
     def by_depth(self) -> dict[int, tuple[Arm, ...]]:
@@ -163,13 +161,8 @@ class Difference:
     @property
     def is_clear(self) -> bool:
         """Whether the difference is larger than chance explains, by the rule in `criterion`."""
-        if math.isnan(self.mean):
-            return False
-        if math.isinf(self.mean):
-            return True
-        if self.seeds < 3:
-            return abs(self.mean) > MARGIN
-        return abs(self.mean) > max(self.half_width, SMALLEST)
+        # An infinite mean, whose half width is NaN, is larger than either bound. A mean of NaN is not.
+        return abs(self.mean) > (MARGIN if self.seeds < 3 else max(SMALLEST, self.half_width))
 
     @property
     def errors(self) -> float:
@@ -205,15 +198,14 @@ def difference(first: Group, second: Group, comparisons: int = 1) -> Difference:
         first, second: the groups.
         comparisons: number of differences that are judged together.
     """
-    by_seed = {run["settings"]["seed"]: loss for run, loss in zip(second.runs, second.losses(), strict=True)}
-    pairs = [
-        (loss, by_seed[seed])
-        for run, loss in zip(first.runs, first.losses(), strict=True)
-        if (seed := run["settings"]["seed"]) in by_seed
-    ]
+    one, other = (
+        {run["settings"]["seed"]: loss for run, loss in zip(group.runs, group.losses(), strict=True)}
+        for group in (first, second)
+    )
+    pairs = [(loss, other[seed]) for seed, loss in one.items() if seed in other]
     if not pairs or all(any(map(math.isinf, losses)) for losses in zip(*pairs, strict=True)):
         return Difference(math.nan, math.nan, 0)
-    differences = [loss - other for loss, other in pairs]
+    differences = [loss - than for loss, than in pairs]
     finite = len(differences) > 2 and all(map(math.isfinite, differences))
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if finite else math.nan
     return Difference(statistics.fmean(differences), error, len(differences), comparisons)

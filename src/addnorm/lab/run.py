@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from addnorm import wirings
@@ -19,6 +19,7 @@ from addnorm.wirings.init import xavier, xavier_packed
 from addnorm.wirings.spec import Place, Row
 
 MAXIMA = {"num_layers": 10_000, "steps": 1_000_000, "seed": 2**31 - 1}
+VARIED = ("num_layers", "rates", "warm_ups", "seeds")  # settings of a protocol in which its runs differ
 SCHEMA = 2  # version of a run's result; results of another version are not reused
 
 
@@ -136,18 +137,12 @@ class Run:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as JSON types."""
-        return {"wiring": self.name} | {
-            field.name: getattr(self, field.name) for field in fields(self) if field.name != "wiring"
-        }
+        return vars(self) | {"wiring": self.name}
 
     def key(self, text: Text) -> str:
         """Return the hash of the settings, the text and what the wiring computes. The wiring's name does not change the hash."""
-        document = {
-            "schema": SCHEMA,
-            **self.settings(),
-            "text": text.digest,
-            "does": describe_behaviour(self.wiring, self.num_layers),
-        }
+        does = describe_behaviour(self.wiring, self.num_layers)
+        document = {"schema": SCHEMA, **self.settings(), "text": text.digest, "does": does}
         del document["wiring"]
         return hash_json(document)
 
@@ -190,7 +185,7 @@ class Protocol:
     every: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "rates", "warm_ups", "seeds"):
+        for name in VARIED:
             values = getattr(self, name)
             if isinstance(values, int | float):
                 values = (values,)
@@ -204,14 +199,11 @@ class Protocol:
 
     def runs(self, compared: Sequence[Wiring]) -> list[Run]:
         """Return the runs sorted by seed first, so that an interrupted comparison has complete seeds."""
-        shared: dict[str, Any] = {
-            name: getattr(self, name) for name in ("steps", "d_model", "nhead", "tokens", "batch", "norm", "every")
-        }
+        shared = {name: value for name, value in vars(self).items() if name not in VARIED}
+        varied = itertools.product(self.seeds, self.num_layers, self.rates, self.warm_ups, compared)
         return [
             Run(wiring, num_layers=n, lr=lr, warm_up=warm_up, seed=seed, **shared)
-            for seed, n, lr, warm_up, wiring in itertools.product(
-                self.seeds, self.num_layers, self.rates, self.warm_ups, compared
-            )
+            for seed, n, lr, warm_up, wiring in varied
         ]
 
     @property
@@ -221,10 +213,7 @@ class Protocol:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as JSON types."""
-        return {
-            field.name: [*value] if isinstance(value := getattr(self, field.name), tuple) else value
-            for field in fields(self)
-        }
+        return {name: [*value] if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
 #: The default protocol: one depth, one rate, with and without warm-up, one seed. `lab.compare("pre_ln", lab.ILLUSTRATION)`.

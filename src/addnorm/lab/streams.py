@@ -15,10 +15,11 @@ from torch import Tensor
 from addnorm.nn import ResidualStack
 from addnorm.nn.state import Site, StreamState
 from addnorm.nn.step import collapse, finish, read
-from addnorm.nn.unrolling import find_gains, to_entries
+from addnorm.nn.unrolling import find_gains, to_entries, to_row
 from addnorm.wirings.stage import identity
 
 Numbers = dict[str, Any]  # JSON types, with NaN and infinity
+State = tuple[Tensor, ...]  # all streams as one tensor, or n tensors
 ONE_STREAM = (1.0,)  # C of one stream
 
 
@@ -46,7 +47,7 @@ class StreamsRecorder:
 
     def __init__(self, stack: ResidualStack) -> None:
         self.stack = stack
-        self.states: list[tuple[Tensor, ...]] = []
+        self.states: list[State] = []
         self.sites: Sequence[Site] = ()
         self.collapse: Any = ONE_STREAM
         self.last_read: Any = None
@@ -107,7 +108,10 @@ class StreamsRecorder:
         root mean square of C X, the sublayer's first input before its norm. The last of `reads` is the head's C X.
         """
         states = [self._split(state) for state in self.states]
-        gradients = [self._split_gradient(state) for state in self.states]
+        gradients = [
+            self._split(tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in state))
+            for state in self.states
+        ]
         streams = [[rms(x) for x in state] for state in states]
         total = [rms(torch.stack(state)) for state in states]
         writes = [rms(site.write.detach()) for site in self.sites]
@@ -116,7 +120,7 @@ class StreamsRecorder:
             "gradients": [[norm(g) for g in gradient] for gradient in gradients],
             "stream": total,
             "gradient": [norm(torch.stack(gradient)) for gradient in gradients],
-            "similarity": [token_similarity(torch.cat(state, -1).double()) for state in states],
+            "similarity": [float(token_similarities(torch.cat(state, -1).double()).mean()) for state in states],
             "ratio": [
                 None,
                 *(write / before if before else None for write, before in zip(writes, total, strict=False)),
@@ -136,7 +140,7 @@ class StreamsRecorder:
         for site, state in zip(self.sites, self.states, strict=False):
             n = len(self._split(state))
             inject = _mean_entries(to_entries(site.inject, dim))
-            rows = site.collapse if _is_nested(site.collapse) else (site.collapse,)
+            rows = (site.collapse,) if to_row(site.collapse) is site.collapse else site.collapse
             collapse = [_mean_entries(to_entries(row, dim)) for row in rows]
             sites.append({"mix": _mean_matrix(site.mix, n), "inject": inject, "collapse": collapse})
         gains = find_gains(
@@ -152,15 +156,12 @@ class StreamsRecorder:
     def _reads(self) -> Iterator[Tensor]:
         """Yield what each sublayer and the head read: the sum of the streams with the weights C, before the norm."""
         for state, row in zip(self.states, [*(site.collapse for site in self.sites), self.collapse], strict=True):
-            yield collapse(row[0] if _is_nested(row) else row, state[0] if self.stack.is_stacked else state)
+            yield collapse(to_row(row), state[0] if self.stack.is_stacked else state)
 
-    def _split(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _split(self, state: State) -> State:
+        """Return the streams of a state, or of its gradient, as n tensors without gradient."""
         each = state[0].unbind(-2) if self.stack.is_stacked else state
         return tuple(x.detach() for x in each)
-
-    def _split_gradient(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        grads = tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in state)
-        return grads[0].unbind(-2) if self.stack.is_stacked else grads
 
 
 def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
@@ -196,6 +197,11 @@ def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
     }
 
 
+def largest_gain(gains: Numbers | None) -> float | None:
+    """Return the larger gain, forward or backward, of the product of all mixing matrices, from their `amax_gains`."""
+    return None if gains is None else float(max(gains["forward"][-1], gains["backward"][0]))
+
+
 def rms(x: Tensor) -> float:
     """Return the root mean square of all elements, in float64."""
     return float(x.double().square().mean().sqrt())
@@ -222,18 +228,9 @@ def token_similarities(x: Tensor) -> Tensor:
     return (unit.sum(-2).square().sum(-1) - n) / (n * (n - 1))
 
 
-def token_similarity(x: Tensor) -> float:
-    """Return the mean of `token_similarities` over the sequences."""
-    return float(token_similarities(x).mean())
-
-
 def _retain_grad(x: Tensor) -> None:
     if x.requires_grad:
         x.retain_grad()
-
-
-def _is_nested(rows: Any) -> bool:
-    return isinstance(rows, tuple) and isinstance(rows[0], tuple)
 
 
 def _mean_entries(entries: Sequence[Any]) -> list[float]:

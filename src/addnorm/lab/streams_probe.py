@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from addnorm import wirings
 from addnorm._util.arguments import check_choice, check_int, check_not_negative
+from addnorm.lab.cost import own_parameters
 from addnorm.lab.init_probe import check_size, name_places, plain_mode
 from addnorm.lab.streams import Numbers, StreamsRecorder, norm
 from addnorm.lab.toy_model import ToyModel
@@ -78,7 +79,8 @@ class StreamsProbe:
 
     def make_wiring(self) -> Wiring:
         """Return the wiring."""
-        return _make_wiring(self.wiring, self.n)
+        options = {"n": self.n} if "n" in inspect.signature(CONSTRUCTORS[self.wiring]).parameters else {}
+        return wirings.get(self.wiring, **options)
 
     def build(self) -> ToyModel:
         """Return the model, with noise on the parameters of A, B and C."""
@@ -91,7 +93,8 @@ class StreamsProbe:
         """Return a stack of the model's sublayers under a wiring, with noise on the parameters of A, B and C."""
         torch.manual_seed(self.seed)  # for initial values that are drawn
         sublayers = [connection.sublayer for connection in model.stack.connections]
-        stack = ResidualStack(sublayers, self.d_model, _make_wiring(wiring, self.n), elementwise_affine=False)
+        chosen = replace(self, wiring=wiring).make_wiring()
+        stack = ResidualStack(sublayers, self.d_model, chosen, elementwise_affine=False)
         perturb(stack, self.perturbation, self.seed)
         return stack
 
@@ -168,15 +171,8 @@ def perturb(stack: ResidualStack, scale: float, seed: int) -> None:
 
 def _coefficient_parameters(stack: ResidualStack) -> list[torch.nn.Parameter]:
     """Return the parameters of the coefficients: all but those of the sublayers and norms."""
-    others: list[Any] = [connection.sublayer for connection in stack.connections]
-    others += [module for module in stack.modules() if isinstance(module, LayerNorm | RMSNorm)]
-    excluded = {id(parameter) for module in others for parameter in module.parameters()}
-    return [parameter for parameter in stack.parameters() if id(parameter) not in excluded]
-
-
-def _make_wiring(name: str, n: int) -> Wiring:
-    options = {"n": n} if "n" in inspect.signature(CONSTRUCTORS[name]).parameters else {}
-    return wirings.get(name, **options)
+    norms = [module for module in stack.modules() if isinstance(module, LayerNorm | RMSNorm)]
+    return own_parameters(stack, norms)
 
 
 def _find_distance(states: list[tuple[Tensor, ...]]) -> float | None:

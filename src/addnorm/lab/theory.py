@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from addnorm import wirings
 from addnorm.lab.run import wiring_label
-from addnorm.lab.streams import Numbers, StreamsRecorder, amax_gains, norm, rms
+from addnorm.lab.streams import Numbers, StreamsRecorder, amax_gains, largest_gain, norm, rms
 from addnorm.lab.toy_model import ToyModel, geometric_mean
 from addnorm.nn import Wiring
 from addnorm.wirings.coefficients import HyperConnection, ManifoldConnection
@@ -44,10 +43,7 @@ OWN_INIT = ("deepnorm", "admin")
 
 # The first step of torch.optim.SGD(lr=0.1) and of torch.optim.Adam(lr=1e-3). Adam's first step divides the gradient by its
 # absolute value: both moments are unbiased, m / (1 - beta_1) = g and v / (1 - beta_2) = g^2.
-STEPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sgd": lambda g: 0.1 * g,
-    "adam": lambda g: 1e-3 * g / (g.abs() + 1e-8),
-}
+STEPS: dict[str, Any] = {"sgd": lambda g: 0.1 * g, "adam": lambda g: 1e-3 * g / (g.abs() + 1e-8)}
 
 
 class InitStack(NamedTuple):
@@ -201,8 +197,7 @@ def _random_gain(model: ToyModel, seed: int) -> float | None:
                 module.mix.add_(SPREAD / module.n * torch.randn(module.mix.shape, generator=generator))
         streams = (torch.randn(TOKENS, module.n, model.stack.d_model, generator=generator) for module in modules)
         mixes = [module(x).mix for module, x in zip(modules, streams, strict=True)]
-    gains = amax_gains(mixes)
-    return None if gains is None else max(gains["forward"][-1], gains["backward"][0])
+    return largest_gain(amax_gains(mixes))
 
 
 def largest(values: Sequence[float]) -> float:
@@ -212,11 +207,10 @@ def largest(values: Sequence[float]) -> float:
 
 # How the seeds are combined: numbers that multiply from layer to layer by their logarithm, the others as they are.
 MEANS: dict[str, Callable[[Sequence[float]], float]] = {
-    "variance": statistics.fmean, "before_norm": statistics.fmean, "similarity": statistics.fmean, "last_move": statistics.fmean,
-    "write_ratio": geometric_mean, "gradient": geometric_mean, "gradient_ratio": geometric_mean,
-    "weight_gradient": geometric_mean, "step_sgd": geometric_mean, "step_adam": geometric_mean,
-    "difference": largest, "from_mean": largest, "from_newest": largest,
-    "read": geometric_mean, "pre_read": geometric_mean, "gain": geometric_mean,
+    **dict.fromkeys(("variance", "before_norm", "similarity", "last_move"), statistics.fmean),
+    **dict.fromkeys(("write_ratio", "gradient", "gradient_ratio", "weight_gradient", "step_sgd", "step_adam"), geometric_mean),
+    **dict.fromkeys(("difference", "from_mean", "from_newest"), largest),
+    **dict.fromkeys(("read", "pre_read", "gain"), geometric_mean),
 }  # fmt: skip
 
 

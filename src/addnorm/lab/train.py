@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +128,8 @@ class Training:
 
     def each_step(self) -> Generator[float, None, None]:
         """Take the remaining steps, one per iteration, and yield their losses. Closing the generator ends the recording."""
-        with ExitStack() as stack:
-            has_streams = self.model.decoder.stack.has_streams
-            recording = stack.enter_context(record(self.model)) if self.run.every and not has_streams else None
+        is_recorded = self.run.every and not self.model.decoder.stack.has_streams
+        with record(self.model) if is_recorded else nullcontext() as recording:
             while self.step < self.run.steps and not self.diverged:
                 begin = time.monotonic()
                 self._advance(recording)

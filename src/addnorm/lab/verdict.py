@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from addnorm._util.blocks import VERDICTS, Finding
 from addnorm._util.numbers import format_count, format_number, format_percent, join_words
 from addnorm.lab.results import Arm, Group, Results, difference
-from addnorm.lab.streams import Numbers
+from addnorm.lab.streams import Numbers, largest_gain
 from addnorm.wirings.factors import format_factor
 
 LEARNED = 0.1  # nats below the loss of the character frequencies: a model with less has learned nothing
@@ -117,16 +117,16 @@ def _failures(results: Results) -> Iterator[Finding]:
     entropy = results.text["entropy"]
     uniform = f"{results.text['uniform']:.2f}, the loss of a uniform guess"
     limit = f"{entropy - LEARNED:.2f}, the loss of the character frequencies ({entropy:.2f}) less {LEARNED:g}"
-    rules: tuple[tuple[str, str, Callable[[Numbers], bool]], ...] = (
+    rules: tuple[Any, ...] = (
         (
             "diverged",
             f"diverged: the loss is not finite, or well above the first loss and {uniform}",
-            lambda run: bool(run["diverged"]),
+            lambda run: run["diverged"],
         ),
         (
             f"learned nothing: the test loss is above {limit}",
             "",
-            lambda run: bool(not run["diverged"] and run["test"] > entropy - LEARNED),
+            lambda run: not run["diverged"] and run["test"] > entropy - LEARNED,
         ),
     )
     for what, criterion, failed in rules:
@@ -188,8 +188,8 @@ def _by_wiring(results: Results) -> Iterator[Finding]:
 def _gradients(arm: Arm) -> tuple[str, Numbers] | None:
     """Return the ratio of the gradients at x_0 and at x_L, before and after training."""
     group = arm.best_with(False) or arm.best
-    start = group.mean(lambda run: gradient_ratio(_first_step(run)))
-    end = group.mean(lambda run: gradient_ratio(run.get("after")))
+    start = group.mean(lambda run: gradient_ratio(next(iter(run["recorded"]["gradient"]), ())))
+    end = group.mean(lambda run: gradient_ratio((run.get("after") or {}).get("gradient", ())))
     after = "" if math.isnan(end) else f" and {_ratio(end)} after"
     numbers = {"before": start, "after": end, "warm_up": group.warm_up}
     return None if math.isnan(start) else (f"{_ratio(start)} before training{after}", numbers)
@@ -234,12 +234,6 @@ def _streams(of: Callable[[Numbers], float | None]) -> Callable[[Arm], tuple[str
     return measure
 
 
-def _largest_gain(coefficients: Numbers) -> float | None:
-    """Return the largest gain of the products of the mixing matrices."""
-    gains = coefficients["gains"]
-    return None if gains is None else float(max(gains["forward"][-1], gains["backward"][0]))
-
-
 WIRING_RULES = (
     _WiringRule(
         "gradient", "mean norm of a token's gradient, mean over the seeds",
@@ -262,7 +256,7 @@ WIRING_RULES = (
     _WiringRule(
         "gain", "1 is no amplification",
         "Largest gain of the streams' mixing from the first to the last sublayer, {n} trained layers: {texts}.",
-        _streams(_largest_gain),
+        _streams(lambda coefficients: largest_gain(coefficients["gains"])),
     ),
     _WiringRule(
         "direct path", "1 in pre-LN; coefficients as they were",
@@ -313,9 +307,7 @@ def _published(results: Results) -> Iterator[Finding]:
         yield Finding(claim, verdict, "each number lies in its band", {"met": met, "of": len(checks)}, "at init")
 
 
-RULES: tuple[Callable[[Results], Iterator[Finding]], ...] = (
-    _scope, _ranks, _warm_ups, _failures, _edges, _by_wiring, _untrained, _published,
-)  # fmt: skip
+RULES = (_scope, _ranks, _warm_ups, _failures, _edges, _by_wiring, _untrained, _published)
 
 
 def summarize_stack(row: Numbers) -> Numbers:
@@ -327,15 +319,9 @@ def summarize_stack(row: Numbers) -> Numbers:
     return {**largest, "difference": row["difference"], "gain": row.get("gain")}
 
 
-def _first_step(run: Numbers) -> Numbers | None:
-    """Return the gradients by depth at the first recorded step of `run`, or None if nothing was recorded."""
-    recorded = run["recorded"]
-    return {"gradient": recorded["gradient"][0]} if recorded["steps"] else None
-
-
-def gradient_ratio(by_depth: Numbers | None) -> float | None:
+def gradient_ratio(by_depth: Iterable[float | None]) -> float | None:
     """Return the gradient's norm at x_0 divided by its norm at x_L, or None if one of them is missing."""
-    values = [] if by_depth is None else [x for x in by_depth["gradient"] if x is not None]
+    values = [x for x in by_depth if x is not None]
     return values[0] / values[-1] if len(values) > 1 and values[-1] else None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from addnorm._util.blocks import Cell, Table, TableRow
 from addnorm._util.charts import Axis, Chart, Points
@@ -16,6 +15,7 @@ from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number, join_words
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.published import PublishedResult
+from addnorm.lab.streams import Numbers
 from addnorm.lab.verdict import summarize_stack
 from addnorm.report import comparison_charts as charts
 from addnorm.report.model import TOP as TOP_FACTS
@@ -105,8 +105,7 @@ def _loss(loss: float) -> str:
 
 def _parts(comparison: Comparison) -> Iterator[tuple[Comparison, str]]:
     """Yield comparisons of at most `PER_DRAWING` wirings each, with the text that their charts' titles end with."""
-    trained = {run["settings"]["wiring"] for run in comparison.runs}
-    names = [name for name in comparison.compared if name in trained]
+    names = [*dict.fromkeys(arm.wiring for arm in comparison.arms)]
     size = -(-len(names) // (-(-len(names) // PER_DRAWING) or 1)) or 1
     for begin in range(0, len(names), size):
         some = names[begin : begin + size]
@@ -118,7 +117,7 @@ def _learning(comparison: Comparison) -> list[Block]:
     candidates: list[Chart | None] = []
     for n in comparison.by_depth:
         for part, suffix in _parts(comparison):
-            if any(run["settings"]["num_layers"] == n for run in part.runs):
+            if n in part.by_depth:
                 candidates += [charts.learning_chart(part, n, suffix), charts.training_chart(part, n, suffix)]
                 candidates += [charts.rate_chart(part, n, suffix)] if len(comparison.protocol.rates) > 1 else []
     return [*_figures(candidates), comparison.tabulate_settings(comparison.groups)]
@@ -156,7 +155,7 @@ def _init_charts(comparison: Comparison) -> list[Chart]:
     deepest = max(row["num_layers"] for row in comparison.at_init)
     depths = Axis("layers", True, {n: str(n) for n in sorted({row["num_layers"] for row in comparison.at_init})})
 
-    def over_layers(number: Callable[[dict[str, Any]], float]) -> dict[str, Points]:
+    def over_layers(number: Callable[[Numbers], float]) -> dict[str, Points]:
         return {name: [(row["num_layers"], number(row)) for row in some] for name, some in rows.items()}
 
     def by_depth(key: str) -> dict[str, Points]:
@@ -287,7 +286,7 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(format_factor(value) if isinstance(value, float) else str(value) for value in values)
 
 
-def _dates(results: Sequence[dict[str, Any]]) -> str:
+def _dates(results: Sequence[Numbers]) -> str:
     """Return the dates of the first and the last result."""
     dates = sorted(result["date"] for result in results)
     ends = [date[:16].replace("T", " ") + (" UTC" if "T" in date else "") for date in (dates[0], dates[-1])]

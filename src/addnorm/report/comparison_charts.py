@@ -12,13 +12,25 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from addnorm._util.blocks import Cell, Table
-from addnorm._util.charts import NUM_LOOKS, Axis, Chart, Map, Panel, Points, Series, choose_looks
+from addnorm._util.charts import (
+    NUM_LOOKS,
+    Axis,
+    Chart,
+    Map,
+    Panel,
+    Points,
+    Series,
+    choose_looks,
+    list_places,
+    number_axis,
+)
 from addnorm._util.numbers import format_count, format_number
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.results import Arm, Group
 from addnorm.lab.streams import Numbers
 from addnorm.lab.verdict import gradient_ratio
 
+Values = Iterable[tuple[float, float | None]]  # x and y of points; y is None where a run has no number
 WINDOW = 10  # steps over which a learning curve is smoothed
 ROWS = 100  # of a learning curve's table
 EXPLODING = ("no_norm",)  # wirings that may leave the axes' limits
@@ -44,7 +56,7 @@ class Shown(NamedTuple):
 
     def mean(
         self,
-        points: Callable[[Numbers], Iterable[tuple[float, float | None]]],
+        points: Callable[[Numbers], Values],
         sites: Sequence[Numbers] | None,
         first: int = 0,
     ) -> Series:
@@ -79,8 +91,7 @@ def groups_by_warm_up(comparison: Comparison, n: int) -> list[Shown]:
     """Return for each wiring of n layers its best setting without and its best setting with warm-up."""
     shown = []
     for number, arm in _looks(comparison, n):
-        both = [arm.best_with(warm_up) for warm_up in (False, True)]
-        groups = [group for group in both if group is not None]
+        groups = [group for warm_up in (False, True) if (group := arm.best_with(warm_up)) is not None]
         if len(groups) == 1:
             shown.append(Shown(arm.wiring, groups[0], number))
         else:
@@ -99,11 +110,6 @@ def best_groups(comparison: Comparison, n: int) -> list[Shown]:
     return [Shown(arm.wiring, arm.best, k) for k, arm in _looks(comparison, n)]
 
 
-def _places(panels: Sequence[Panel]) -> list[float]:
-    """Return the places on the x axis where a series has a point."""
-    return sorted({x for panel in panels for series in panel.series for x, _ in series.points})
-
-
 def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
     """Return a chart of the training losses of models with n layers. `title_suffix` names the wirings."""
     series = [line.mean(_smoothed_losses, None) for line in groups_by_warm_up(comparison, n)]
@@ -111,7 +117,7 @@ def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Ch
     panel = Panel(
         "training loss, nats a character", series, limits, lines={"character frequencies": entropy}, height=300
     )
-    steps = _places([panel])
+    steps = list_places([panel])
     stride = -(-len(steps) // ROWS)
     kept = [step for step in steps if step in (steps[0], steps[-1]) or step % stride == 0]
     rates, seeds = comparison.protocol.rates, comparison.protocol.seeds
@@ -150,7 +156,7 @@ def training_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart |
     shown = groups_by_warm_up(comparison, n)
 
     def by_step(label: str, value: Callable[[Numbers, int], float | None], log: bool | None = None) -> Panel:
-        def points(run: Numbers) -> Iterable[tuple[float, float | None]]:
+        def points(run: Numbers) -> Values:
             return ((step, value(run["recorded"], k)) for k, step in enumerate(run["recorded"]["steps"]))
 
         series = [line.mean(points, ()) for line in shown]
@@ -158,10 +164,10 @@ def training_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart |
 
     panels = [
         by_step("relative change of the logits in a step", lambda recorded, k: recorded["logit_change"][k]),
-        by_step("gradient at x_0 over x_L", lambda recorded, k: gradient_ratio({"gradient": recorded["gradient"][k]})),
+        by_step("gradient at x_0 over x_L", lambda recorded, k: gradient_ratio(recorded["gradient"][k])),
         by_step("cos(token, token) at x_L", lambda recorded, k: _last(recorded["similarity"][k]), log=False),
     ]
-    steps = _places(panels)
+    steps = list_places(panels)
     if len(steps) < 2:
         return None  # the charts by depth have the first step
     chart = Chart(
@@ -179,7 +185,7 @@ def _last(values: Sequence[float | None]) -> float | None:
 
 def rate_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart:
     """Return a chart of the test loss of models with n layers over the learning rate."""
-    means, seeds = [], []
+    means, seeds, at_n = [], [], [group for group in comparison.groups if group.num_layers == n]
     for number, arm in _looks(comparison, n):
         for warm_up in sorted({group.warm_up for group in arm.groups}):
             groups = sorted((g for g in arm.groups if g.warm_up == warm_up), key=lambda g: g.lr)
@@ -187,14 +193,14 @@ def rate_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart:
             means.append(line.series([(group.lr, group.loss()) for group in groups], [""] * len(groups)))
             finite = [(g.lr, loss) for g in groups for loss in g.losses() if math.isfinite(loss)]
             seeds.append(line.series(finite)._replace(form="dots"))
-    ticks = {x: f"{x:g}" for x in sorted({group.lr for arm in comparison.by_depth.get(n, ()) for group in arm.groups})}
+    ticks = {x: f"{x:g}" for x in sorted({group.lr for group in at_n})}
     return Chart(
         f"Test loss by learning rate, {format_count(n, 'layer')}{title_suffix}",
         "Test loss after training: a dot for each seed, and a line through the means. A cross marks a rate at which a seed "
         "diverged; the table names the wiring.",
         [Panel("test loss, nats a character", [*means, *seeds], _loss_limits([*means, *seeds], comparison), height=300)],
         Axis("learning rate", True, ticks),
-        table=comparison.tabulate_settings([group for group in comparison.groups if group.num_layers == n]),
+        table=comparison.tabulate_settings(at_n),
     )  # fmt: skip
 
 
@@ -204,10 +210,6 @@ def rate_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart:
 def _name_sites(sites: Sequence[Sequence[Numbers]], keys: Sequence[str]) -> dict[float, list[Cell]]:
     """Return for each depth the values of `keys` of the sublayer there: models of one depth have the same sublayers."""
     return {float(k): [site[key] for key in keys] for some in sites for k, site in enumerate(some)}
-
-
-def _depth_axis(places: Iterable[float]) -> Axis:
-    return Axis("depth in sublayers", ticks={k: "x_0" if not k else f"{k:g}" for k in places})
 
 
 def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) -> Chart | None:
@@ -224,7 +226,7 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
         return None
 
     def series(name: str) -> list[Series]:
-        def points(run: Numbers) -> Iterable[tuple[float, float | None]]:
+        def points(run: Numbers) -> Values:
             return enumerate(run["after"][name] if after else run["recorded"][name][0])
 
         lines = [line.mean(points, line.group.runs[0]["sites"]) for line in recorded]
@@ -243,7 +245,7 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
         f"On {on}, from top to bottom: the root mean square of the stream after each sublayer; the norm of each write "
         "relative to the stream; the mean cosine of two tokens; the mean norm of a token's gradient at the stream; the norm of "
         f"the gradient of each sublayer's parameters.{without}",
-        [panel for panel in panels if panel.series], _depth_axis(names),
+        [panel for panel in panels if panel.series], number_axis(names),
     )  # fmt: skip
     return chart.with_table(["sublayer", "kind"], names, f"By depth, {when} training")
 
@@ -268,7 +270,7 @@ def memory_chart(shown: Sequence[Shown], title_suffix: str) -> Chart | None:
         f"Sources of the stream, after training{title_suffix}",
         "Each row is a source, each column the stream at a depth; a column sums to one. The opacity is the square root of "
         f"the share; negative shares are orange. Each source is carried exactly through the norms after it.{seed}{without}",
-        [Map(label, memory["sources"], memory["shares"]) for label, memory in maps], _depth_axis(range(depth)), 3,
+        [Map(label, memory["sources"], memory["shares"]) for label, memory in maps], number_axis(range(depth)), 3,
         Table(head, rows, "Share of each source in the stream"),
     )  # fmt: skip
 
@@ -294,7 +296,7 @@ def ablation_chart(shown: Sequence[Shown], title_suffix: str) -> Chart | None:
         f"Without each sublayer{title_suffix}",
         "The write of each sublayer was removed in turn: rise of the loss on held-out text, each wiring at its best setting "
         "of those that were run.",
-        [Panel("rise of the loss, nats", series)], _depth_axis(names),
+        [Panel("rise of the loss, nats", series)], number_axis(names),
     )  # fmt: skip
     return chart.with_table(["without", "kind"], names, "Rise of the loss, nats a character")
 
@@ -315,7 +317,7 @@ def init_chart(title: str, caption: str, numbers: Mapping[str, Mapping[str, Poin
         looks = zip(choose_looks([*points]), points.items(), strict=True)
         series = [Series(name, some, [""] * (x.log * len(some)), colour=k) for k, (name, some) in looks]
         panels.append(Panel(label, series, log=True if x.log else False if "cos" in label else None))
-    names: dict[float, list[Cell]] = {place: [int(place) if x.log else f"{place:g}"] for place in _places(panels)}
+    names: dict[float, list[Cell]] = {place: [int(place) if x.log else f"{place:g}"] for place in list_places(panels)}
     chart = Chart(title, caption, panels, x).with_table([x.label], names, title)
     more = [series.label for series in panels[0].series[DRAWN:]]
     caption += f" Only in the table: {', '.join(more)}." if more else ""

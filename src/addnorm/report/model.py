@@ -64,9 +64,11 @@ def build_model_page(
         >>> [section.title for section in page.sections]
         ['The wiring', 'Settings']
     """
-    top = {"model": inspection.model} | (recording.describe() if recording is not None else {})
-    top |= {name: text for name, text in (facts or {}).items() if name in TOP}
-    others = {name: text for name, text in (facts or {}).items() if name not in TOP}
+    top, others = (
+        {"model": inspection.model} | (recording.describe() if recording is not None else {}),
+        dict(facts or {}),
+    )
+    top |= {name: others.pop(name) for name in TOP if name in others}
     recordings = [recording] if recording is not None else []
     remarkable = [
         *(finding for rec in recordings for finding in recording_findings(rec)),

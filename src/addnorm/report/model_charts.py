@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from addnorm._util.blocks import Cell, Table
-from addnorm._util.charts import Axis, Chart, Map, Panel, Series, depth_axis, depth_series
+from addnorm._util.charts import Chart, Map, Panel, Series, depth_axis, depth_series, list_places, number_axis
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.program.result import Program
 from addnorm.stream.program.statistics import measure_streams
@@ -69,7 +69,7 @@ def _by_depth(
     sites: Sequence[Any], title: str, caption: str, panels: Sequence[Panel], heading: str = "By depth"
 ) -> Iterator[Chart]:
     """Yield one chart of the `panels`, or nothing without panels. Its table has a line for each sublayer with a number."""
-    drawn = {x for panel in panels for series in panel.series for x, _ in series.points}
+    drawn = list_places(panels)
     axis, places = depth_axis(sites)
     names: dict[float, list[Cell]] = {
         x: [site.id, None if site.layer is None else site.layer + 1, site.kind]
@@ -117,16 +117,16 @@ def memory_charts(rec: Recording) -> Iterator[Chart]:
         finite = [share for row in shares for share in row if math.isfinite(share)]
         if any(finite):
             stream = f"stream of the {name}" if len(rec.memory_maps) > 1 else "stream"
-            depths = {float(k): "x_0" if not k else f"{k}" for k in range(len(shares))}
+            depths = range(len(shares))
             rows: list[list[Cell]] = [[source, *(row[k] for row in shares)] for k, source in enumerate(sources)]
-            head = ["source", *(text if text == "x_0" else f"depth {text}" for text in depths.values())]
+            head = ["source", *(f"depth {k}" if k else "x_0" for k in depths)]
             labels = [_source_label(source, sites.get(source)) for source in sources]
             yield Chart(
                 f"Sources of the {stream}, by depth",
                 f"Each row is a source, each column the {stream} at a depth; a column sums to one. Each source is carried "
                 "exactly through the norms and matrices after it, as they were in the run.",
                 [Map("layer and sublayer of the source", labels, shares, max(1.0, *map(abs, finite)))],
-                Axis("depth in sublayers", ticks=depths),
+                number_axis(depths),
                 table=Table(head, rows, f"Share of each source in the {stream}; each column sums to one"),
             )
 
@@ -155,9 +155,8 @@ def ablation_chart(ablations: Sequence[Ablation]) -> Chart:
                 for one, value in zip(ablations, values, strict=True)
                 if one.site.kind == kind
             ]
-            series.append(
-                Series(kind, points, form="bars", colour=SUBLAYER_KINDS.index(kind), dash=SUBLAYER_KINDS.index(kind))
-            )
+            look = SUBLAYER_KINDS.index(kind)
+            series.append(Series(kind, points, form="bars", colour=look, dash=look))
         return Panel(label, series, log=False, height=150)
 
     rows: list[list[Cell]] = [

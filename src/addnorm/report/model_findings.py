@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 
 from addnorm._util.blocks import VERDICTS, Finding
 from addnorm._util.numbers import format_count, format_number, format_percent
@@ -20,6 +21,7 @@ SMALL_WRITE = 1e-3  # of the stream's norm
 OPPOSING = -0.1  # cosine of a write that opposes the stream
 SIMILAR = 0.9  # cosine of two tokens that are nearly equal
 UNEVEN = 10.0  # ratio of gradients
+_value = itemgetter(1)  # of a site and its number
 
 
 def _site_name(site: Site | RecordedSite, several: bool = False) -> str:
@@ -217,7 +219,3 @@ def ablation_findings(ablations: Sequence[Ablation]) -> Iterator[Finding]:
             f"{len(better)} of {len(ablations)} sublayers, removed one at a time, and lowest without "
             f"{_site_name(best.site, several)}: {format_number(best.loss_change, 3)}."
         )
-
-
-def _value(pair: tuple[object, float]) -> float:
-    return pair[1]
