@@ -229,7 +229,7 @@ def _streams(of: Callable[[Numbers], float | None]) -> Callable[[Arm], tuple[str
     def measure(arm: Arm) -> tuple[str, float] | None:
         streams = [run["after"]["streams"] for run in arm.best.runs if "streams" in (run.get("after") or {})]
         values = [value for one in streams if (value := of(one["coefficients"])) is not None]
-        return (_ratio(statistics.fmean(values)), statistics.fmean(values)) if values else None
+        return (_ratio(mean := statistics.fmean(values)), mean) if values else None
 
     return measure
 

@@ -218,8 +218,9 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
     def with_numbers(line: Shown) -> Shown:
         """Return the runs with numbers, at as many sites as the first run has."""
         count = len(line.group.runs[0]["sites"])
-        complete = line.where(lambda run: count == len(run["sites"]) > 0)
-        return complete.where(lambda run: run.get("after") if after else run["recorded"]["steps"])
+        return line.where(
+            lambda run: count == len(run["sites"]) > 0 and (run.get("after") if after else run["recorded"]["steps"])
+        )
 
     recorded = [line for line in map(with_numbers, shown) if line.group.runs]
     if not recorded:

@@ -64,10 +64,8 @@ def build_model_page(
         >>> [section.title for section in page.sections]
         ['The wiring', 'Settings']
     """
-    top, others = (
-        {"model": inspection.model} | (recording.describe() if recording is not None else {}),
-        dict(facts or {}),
-    )
+    others = dict(facts or {})
+    top = {"model": inspection.model, **(recording.describe() if recording is not None else {})}
     top |= {name: others.pop(name) for name in TOP if name in others}
     recordings = [recording] if recording is not None else []
     remarkable = [

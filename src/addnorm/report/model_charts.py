@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from addnorm._util.blocks import Cell, Table
@@ -147,14 +147,10 @@ def ablation_chart(ablations: Sequence[Ablation]) -> Chart:
     )  # fmt: skip
     axis, places = depth_axis([ablation.site for ablation in ablations])
 
-    def panel(label: str, values: Sequence[float | None]) -> Panel:
+    def panel(label: str, change: Callable[[Ablation], float | None]) -> Panel:
         series = []
         for kind in dict.fromkeys(one.site.kind for one in ablations):
-            points = [
-                (places[one.site.id], value or 0.0)
-                for one, value in zip(ablations, values, strict=True)
-                if one.site.kind == kind
-            ]
+            points = [(places[one.site.id], change(one) or 0.0) for one in ablations if one.site.kind == kind]
             look = SUBLAYER_KINDS.index(kind)
             series.append(Series(kind, points, form="bars", colour=look, dash=look))
         return Panel(label, series, log=False, height=150)
@@ -178,7 +174,7 @@ def ablation_chart(ablations: Sequence[Ablation]) -> Chart:
     return Chart(
         title,
         f"The write of each sublayer was removed in turn. Bars show the change of the output relative to its norm, and {more}.",
-        [panel("‖change‖ / ‖output‖", [one.output_change for one in ablations]),
-         panel(below, [one.loss_change if has_loss else one.kl for one in ablations])],
+        [panel("‖change‖ / ‖output‖", lambda one: one.output_change),
+         panel(below, lambda one: one.loss_change if has_loss else one.kl)],
         axis, table=Table(head, rows, title),
     )  # fmt: skip
