@@ -157,7 +157,7 @@ def section(document: Document) -> str:
         )
         for peer, name in PEERS.items() for case, rows in BENCHMARK.by_case(document) if is_encoder(case)
     )  # fmt: skip
-    return f"Times as fast (95% interval; median microseconds: addnorm / the other):\n\n{markdown(lines)}"
+    return f"Times as fast (interval; median microseconds: addnorm / the other):\n\n{markdown(lines)}"
 
 
 def decoders_section(document: Document) -> str:
@@ -170,7 +170,7 @@ def decoders_section(document: Document) -> str:
         )
         for case, rows in BENCHMARK.by_case(document) if is_decoder(case)
     )  # fmt: skip
-    return f"Times as fast as plain PyTorch (95% interval; median microseconds: addnorm / plain):\n\n{markdown(lines)}"
+    return f"Times as fast as plain PyTorch (interval; median microseconds: addnorm / plain):\n\n{markdown(lines)}"
 
 
 def targets(document: Document, streams: bool = False) -> str:
