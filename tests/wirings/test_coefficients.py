@@ -20,8 +20,9 @@ D, N = 5, 3
 def test_sources_are_divided_with_the_eps_of_the_module():
     module = randomize(coefficients.SourceAttention(D, N, 1, Place(1, 0, 3, 2), eps=0.5), 1.0).double()
     sources = torch.randn(N, 7, D, dtype=torch.float64).unbind()
-    read = sum(p * x for p, x in zip(module(sources).collapse[0], sources, strict=True))
-    assert_close(read, stream_formulas.attend_over_depth(sources, module.query[0], module.weight, 0.5))
+    expected = stream_formulas.attend_over_depth(sources, module.query[0], module.weight, 0.5)
+    assert_close(sum(p * x for p, x in zip(module(sources).collapse[0], sources, strict=True)), expected)
+    assert_close(module.read(sources)[0], expected)
 
 
 @pytest.mark.parametrize(("eps", "a"), [(None, 1e-3**0.5), (0.04, 0.2)])
