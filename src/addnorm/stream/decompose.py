@@ -52,7 +52,7 @@ class StreamDecomposition(Decomposition):
         self.stream = stream
         chain: Chain = stream.chain
         self._chain = chain
-        self._names = {id(site.sublayer): site.id for site in stream.sites}
+        self._names = {site.sublayer: site.id for site in stream.sites}
         if reason := find_step_obstacle(chain, ("constant", "learned", "mask", "noise", "guard")):
             raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
         self._states = [state.exact for state in chain.states()]
@@ -119,7 +119,7 @@ class StreamDecomposition(Decomposition):
                     for name, part in parts.items()
                 }
                 for sublayer in sublayers:
-                    name = self._names.get(id(sublayer), BIASES)
+                    name = self._names.get(sublayer, BIASES)
                     new = compute_write(sublayer).expand(shape)
                     parts[name] = parts[name] + new if name in parts else new
                 for path, norm in zip_longest(find_paths(chain, k), norms):

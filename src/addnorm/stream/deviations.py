@@ -29,6 +29,7 @@ NORM_OPTIONS = {
 SUM_DTYPE = "the dtype of the sum"
 POOLED = "that in {}, of what {} and later operators compute from the tokens"
 MAX_SITES = 3  # sublayers named in a sentence
+Described = dict[str, Any]  # an inspection, or a part of it, as `to_dict` returns it
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def compare_wirings(
     """
     wirings = [wiring] * len(streams)
     # Two streams of which neither reads the other are no encoder and decoder. Of a sublayer of another kind that is not known.
-    if wiring.pair is not None and len(streams) == 2 and {"cross-attention", "other"} & _list_kinds(streams):
+    kinds = {site.kind for stream in streams for site in stream.sites if site.role == "branch"}
+    if wiring.pair is not None and len(streams) == 2 and {"cross-attention", "other"} & kinds:
         wirings = [*wiring.pair(wiring, streams[0].num_layers, streams[1].num_layers)]
     found: list[Deviation] = []
     for stream, expected in zip(streams, wirings, strict=True):
@@ -79,10 +81,6 @@ def compare_wirings(
         norms = [*stream.norms()]
         found += group_differences(compare_norms((("", one) for one in norms), eps, norm), len(norms))
     return tuple(found)
-
-
-def _list_kinds(streams: Sequence[Stream]) -> set[str]:
-    return {site.kind for stream in streams for site in stream.sites if site.role == "branch"}
 
 
 def group_differences(differences: Iterable[tuple[str, str, str, str]], of: int) -> tuple[Deviation, ...]:
@@ -185,7 +183,7 @@ def _compare_ends(stream: Stream, wiring: Wiring) -> Iterator[Difference]:
 
 
 def compare_models(
-    inspection: Inspection, theirs: dict[str, Any], terms: Mapping[str, Tensor]
+    inspection: Inspection, theirs: Described, terms: Mapping[str, Tensor]
 ) -> tuple[tuple[Deviation, ...], bool]:
     """Return the deviations of a model's equations from those of another model, and whether both have the same sublayers.
 
@@ -197,37 +195,32 @@ def compare_models(
     program, other_program = inspection.program, theirs.get("program")
     if program is not None or other_program is not None:
         return _compare_programs(None if program is None else program.to_dict(), other_program)
-    sizes = group_differences(_compare_sizes(inspection.streams, theirs["streams"]), 1)
-    if sizes:
+    ours = [stream.to_dict() for stream in inspection.streams]
+    if sizes := group_differences(_compare_sizes(ours, theirs["streams"]), 1):
         return sizes, False
     found: list[Deviation] = []
-    for k, (stream, other) in enumerate(zip(inspection.streams, theirs["streams"], strict=True)):
-        differences = [*_compare_equations(stream, other), *_compare_dtypes(stream, terms, k)]
+    for k, (stream, own, their) in enumerate(zip(inspection.streams, ours, theirs["streams"], strict=True)):
+        differences = [*_compare_equations(stream, own, their), *_compare_dtypes(stream, terms, k)]
         found += group_differences(differences, len(stream.sites))
     return tuple(found), True
 
 
-def _compare_sizes(ours: Sequence[Stream], theirs: Sequence[dict[str, Any]]) -> Iterator[Difference]:
-    """Yield the differences by which streams cannot be compared term by term."""
+def _compare_sizes(ours: Sequence[Described], theirs: Sequence[Described]) -> Iterator[Difference]:
+    """Yield the differences by which streams or programs cannot be compared term by term: the first of each."""
     if len(ours) != len(theirs):
         yield Difference("the number of streams", str(len(ours)), str(len(theirs)), "")
         return
-    for stream, other in zip(ours, theirs, strict=True):
-        yield from _compare_size(stream.to_dict(), other, f" of {stream.name}" * (len(ours) > 1))
+    for pair in zip(ours, theirs, strict=True):
+        of = f" of {pair[0]['name']}" if len(ours) > 1 else ""
+        for name, key in (("width", "width"), ("number of layers", "layers"), ("number of sublayers", "sites")):
+            found, expected = (len(one[key]) if key == "sites" else one[key] for one in pair)
+            if found != expected:
+                yield Difference(f"the {name}{of}", str(found), str(expected), "")
+                break
 
 
-def _compare_size(own: dict[str, Any], their: dict[str, Any], of: str = "") -> Iterator[Difference]:
-    """Yield the first difference of two streams or programs by which these cannot be compared term by term."""
-    for name, key in (("width", "width"), ("number of layers", "layers"), ("number of sublayers", "sites")):
-        found, expected = (len(one[key]) if key == "sites" else one[key] for one in (own, their))
-        if found != expected:
-            yield Difference(f"the {name}{of}", str(found), str(expected), "")
-            return
-
-
-def _compare_equations(stream: Stream, theirs: dict[str, Any]) -> Iterator[Difference]:
+def _compare_equations(stream: Stream, ours: Described, theirs: Described) -> Iterator[Difference]:
     """Yield the differences of the rows and norms of two streams of the same size."""
-    ours = stream.to_dict()
     for site, own, their in zip(stream.sites, ours["sites"], theirs["sites"], strict=True):
         yield from _compare_kinds(own, their, {"kind": "the sublayer", "role": "the role"})
         for words in _compare_row(site, _read_row(their["row"]), their["parallel"] > 1, False):
@@ -238,7 +231,7 @@ def _compare_equations(stream: Stream, theirs: dict[str, Any]) -> Iterator[Diffe
         yield from _compare_norm_options(f"the {name} norm", ours["norms"].get(name), theirs["norms"].get(name), "")
 
 
-def _compare_kinds(own: dict[str, Any], their: dict[str, Any], terms: Mapping[str, str]) -> Iterator[Difference]:
+def _compare_kinds(own: Described, their: Described, terms: Mapping[str, str]) -> Iterator[Difference]:
     """Yield the entries in which two sublayers differ, such as the kind. "other" means unknown, and differs from nothing.
 
     Args:
@@ -251,7 +244,7 @@ def _compare_kinds(own: dict[str, Any], their: dict[str, Any], terms: Mapping[st
 
 
 def _compare_norm_options(
-    term: str, own: dict[str, Any] | None, their: dict[str, Any] | None, place: str
+    term: str, own: Described | None, their: Described | None, place: str
 ) -> Iterator[Difference]:
     """Yield the differences of two norms, as `Norm.to_dict` returns them. `term` is the name of a norm that may be missing."""
     if own is None or their is None:
@@ -265,13 +258,13 @@ def _compare_norm_options(
             yield Difference(name, _describe_option(found), _describe_option(expected), place or own["path"])
 
 
-def _compare_programs(ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> tuple[tuple[Deviation, ...], bool]:
+def _compare_programs(ours: Described | None, theirs: Described | None) -> tuple[tuple[Deviation, ...], bool]:
     """Return the deviations of two residual programs, as `Program.to_dict` returns them, and whether both have the same sizes."""
     if ours is None or theirs is None:
         few, several = "one stream with rows", "several streams, or computed coefficients"
         words = (few, several) if ours is None else (several, few)
         return (Deviation("the residual state", *words),), False
-    if sizes := group_differences(_compare_size(ours, theirs), 0):
+    if sizes := group_differences(_compare_sizes([ours], [theirs]), 0):
         return sizes, False
     found, expected = ours["streams"], theirs["streams"]
     is_copied = 1 in (found[0], expected[0])  # one value at the start may be that of all streams
@@ -299,20 +292,26 @@ def _format_sizes(sizes: list[int]) -> str:
     return str(sizes[0]) if len({*sizes}) == 1 else ", ".join(map(str, sizes))
 
 
-def _are_alike(own: dict[str, Any], their: dict[str, Any], tolerance: float) -> bool:
+def _are_alike(own: Described, their: Described, tolerance: float) -> bool:
     """Return whether two matrices have one source, and if they are constant the same entries relative to the largest."""
-    if own["source"] != their["source"] or own["source"] != "constant" or "mean" not in own or "mean" not in their:
+    pair = _read_entries(own), _read_entries(their)
+    if None in pair:
         return bool(own["source"] == their["source"])
-    found, expected = (torch.tensor(matrix["mean"], dtype=torch.float64) for matrix in (own, their))
+    found, expected = (torch.tensor(entries, dtype=torch.float64) for entries in pair)
     is_same = found.shape == expected.shape
     return is_same and bool(((found - expected).abs() <= tolerance * expected.abs().max()).all())
 
 
-def _describe_matrix(matrix: dict[str, Any]) -> str:
+def _read_entries(matrix: Described) -> Any:
+    """Return the entries of a constant matrix, row by row; None for another one, or one with many entries."""
+    return matrix.get("mean") if matrix["source"] == "constant" else None
+
+
+def _describe_matrix(matrix: Described) -> str:
     """Return the source of a matrix, and of a constant one the entries."""
-    if matrix["source"] != "constant" or "mean" not in matrix:
+    if (rows := _read_entries(matrix)) is None:
         return str(matrix["source"])
-    return "; ".join(" ".join(format_number(entry, 4, trim=True) for entry in row) for row in matrix["mean"])
+    return "; ".join(" ".join(format_number(entry, 4, trim=True) for entry in row) for row in rows)
 
 
 def _describe_option(value: Any) -> str:
@@ -321,7 +320,7 @@ def _describe_option(value: Any) -> str:
     return format_number(value, trim=True) if isinstance(value, float) else "there"
 
 
-def _read_row(row: dict[str, Any]) -> Row:
+def _read_row(row: Described) -> Row:
     """Return a row from its JSON types."""
     factors: dict[str, Any] = {
         name: Learned(f["mean"], per_feature=f["per_feature"]) if isinstance(f := row[name], dict) else f

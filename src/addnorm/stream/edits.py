@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -38,6 +39,7 @@ SAVED = (
 _edits: WeakKeyDictionary[nn.Module, list[WriteEdit]] = WeakKeyDictionary()
 
 
+@dataclass(eq=False)
 class WriteEdit(Editor):
     """Editor that multiplies a sublayer's write by a number, or replaces it. Subclasses change an argument or an output.
 
@@ -48,8 +50,10 @@ class WriteEdit(Editor):
         dims: dimensions over whose mean the write is replaced instead; None for the product.
     """
 
-    def __init__(self, site: Any, op: Op, s: float, dims: list[int] | None) -> None:
-        self.site, self.op, self.s, self.dims = site, op, s, dims
+    site: Any
+    op: Op
+    s: float
+    dims: list[int] | None
 
     def change_write(self, write: Tensor) -> Tensor:
         """Return what is added in place of a write."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,13 +15,39 @@ from addnorm.stream.layout.token_layout import TokenLayout
 
 Mask = Tensor | str
 Masks = Mask | Mapping[str, Mask] | None
+Statistics = Iterable[tuple[str, float]]  # values of statistics, each with its name
 
 
-def check_mask_streams(masks: Masks, streams: Collection[str]) -> None:
-    """Check that every stream for which there is a mask exists."""
-    for name in masks if isinstance(masks, Mapping) else ():
+def read_masks(masks: Masks, streams: Collection[str], kwargs: dict[str, Any]) -> dict[str, TokenMask]:
+    """Return the mask of each stream from the `tokens` argument of `record` and the model's keyword arguments."""
+    by_stream = masks if isinstance(masks, Mapping) else dict.fromkeys(streams, masks)
+    for name in by_stream:
         if name not in streams:
             raise ValueError(f"tokens has the stream {name!r}, expected some of {', '.join(map(repr, streams))}.")
+    return {name: TokenMask(_find_mask(by_stream.get(name), kwargs)) for name in streams}
+
+
+def _find_mask(mask: Mask | None, kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the mask of a stream, which may be a keyword argument of the model."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor | str):
+        raise TypeError(
+            f"tokens is {type(mask).__name__}, expected a tensor (batch, tokens), the name of a keyword argument of the "
+            "model, or a dict of these by stream."
+        )
+    argument = mask if isinstance(mask, Tensor) else kwargs.get(mask)
+    if not isinstance(argument, Tensor):
+        raise ValueError(
+            f"tokens is {mask!r}, expected the name of a keyword argument of the model that is a tensor; it was called "
+            f"with {', '.join(kwargs) or 'none'}."
+        )
+    if argument.is_floating_point() and not bool(((argument == 0) | (argument == 1)).all()):
+        raise ValueError(
+            "tokens has values other than 0 and 1, expected true where a token counts: a mask that attention adds to its "
+            "scores is 0 there, so pass tokens=(mask == 0)."
+        )
+    return argument
 
 
 @dataclass
@@ -29,30 +55,6 @@ class TokenMask:
     """Mask of the tokens that count: those where `mask` is true, or all tokens for None."""
 
     mask: Tensor | None = None
-
-    @classmethod
-    def from_argument(cls, tokens: Masks, stream: str, kwargs: dict[str, Any]) -> TokenMask:
-        """Return the mask of one stream from the `tokens` argument of `record` and the model's keyword arguments."""
-        mask = tokens.get(stream) if isinstance(tokens, Mapping) else tokens
-        if mask is None:
-            return cls()
-        if not isinstance(mask, Tensor | str):
-            raise TypeError(
-                f"tokens is {type(mask).__name__}, expected a tensor (batch, tokens), the name of a keyword argument of the "
-                "model, or a dict of these by stream."
-            )
-        argument = mask if isinstance(mask, Tensor) else kwargs.get(mask)
-        if not isinstance(argument, Tensor):
-            raise ValueError(
-                f"tokens is {mask!r}, expected the name of a keyword argument of the model that is a tensor; it was called "
-                f"with {', '.join(kwargs) or 'none'}."
-            )
-        if argument.is_floating_point() and not bool(((argument == 0) | (argument == 1)).all()):
-            raise ValueError(
-                "tokens has values other than 0 and 1, expected true where a token counts: a mask that attention adds to its "
-                "scores is 0 there, so pass tokens=(mask == 0)."
-            )
-        return cls(argument)
 
     def orient(self, layout: TokenLayout, shape: Sequence[int]) -> TokenLayout:
         """Correct a guessed batch dimension: exchange sequences and tokens if the mask's shape fits only then.

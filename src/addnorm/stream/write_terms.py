@@ -34,11 +34,6 @@ class WriteTerm:
         """Largest operator index among the operand and its scales: when the term can be computed."""
         return max(value.index for value in (self.value, *self.scales))
 
-    @property
-    def operands(self) -> list[Value]:
-        """The operand and its scales, as far as operators compute them (the other scales are parameters)."""
-        return [self.value, *(scale for scale in self.scales if scale.op is not None)]
-
 
 def find_write_term(sublayer: Sublayer) -> WriteTerm:
     """Return the term that a sublayer adds: the operand of the innermost sum that contains it, and its factors."""

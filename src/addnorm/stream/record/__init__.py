@@ -2,8 +2,8 @@
 
 - `schema`: roles and statistics as data; the types of sites and rows
 - `statistics`: the statistics, computed from tensors
-- `probes`, `program_probes`: the values to measure, of one stream and of several; `recorder`: the `record` block
-- `forward`, `program_forward`, `gradients`: observers and hooks that measure a forward and its backward
+- `probes`: the values to measure; `recorder`: the `record` block
+- `forward`, `program_forward` (of several streams), `gradients`: observers and hooks that measure a forward and its backward
 - `sample`: memory map and balance of a step, from a sample of its tokens
 - `measurements`, `recording`: the numbers, and `Recording` around them; `store`: files; `plot`, `axes`: drawings
 """

@@ -141,10 +141,9 @@ def draw_panel(
         (drawn.lost, 0.97, "x", ALARM, names),
     ):
         if at:
-            mark_style: dict[str, Any] = {"color": colour, "markersize": 6.5, "markeredgewidth": 1.8, "zorder": 4}
             content.marks += ax.plot(
-                [x for x, _ in at], [height] * len(at), linestyle="none", marker=marker, clip_on=False,
-                transform=ax.get_xaxis_transform(), **mark_style,
+                [x for x, _ in at], [height] * len(at), linestyle="none", marker=marker, clip_on=False, color=colour,
+                transform=ax.get_xaxis_transform(), markersize=6.5, markeredgewidth=1.8, zorder=4,
             )  # fmt: skip
             entries.append(_legend_mark(marker, colour, name))
     _set_x_axis(ax, content.x)
@@ -200,7 +199,10 @@ def _set_y_axis(ax: Axes, content: Content, panel: Panel) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     scale = panel._replace(series=content.series).scale
-    ax.set_yscale(*(["log"] if scale.log else ["linear"]), **({"nonpositive": "mask"} if scale.log else {}))
+    if scale.log:
+        ax.set_yscale("log", nonpositive="mask")
+    else:
+        ax.set_yscale("linear")
     ax.set_ylim(scale.low, scale.high)
     # Own labels: matplotlib would write a common factor of the ticks over the legend.
     label = _log_label if scale.log else format_tick
@@ -222,7 +224,7 @@ def _set_x_axis(ax: Axes, x: Axis) -> None:
     """Set the ticks of the x axis, as many as fit, and the names of the streams if there are several."""
     ticks = x.ticks or {}
     named = {place: text for place, text in ticks.items() if not text.isdigit()}
-    room = max(2, int(2 * _width(ax) / 72))
+    room = max(2, int(2 * ax.get_window_extent().width / ax.figure.dpi))  # two an inch
     stride = next((stride for stride in STRIDES if len(ticks) / stride <= room), STRIDES[-1])
     for place, text in ticks.items():
         if text.isdigit() and not int(text) % stride and all(abs(place - other) > 0.75 * stride for other in named):
@@ -237,17 +239,13 @@ def _set_x_axis(ax: Axes, x: Axis) -> None:
     ax.set_xlabel(x.label if labelled else "", fontsize="small")
 
 
-def _width(ax: Axes) -> float:
-    """Return the width in points; an estimate before the figure is laid out."""
-    return float(ax.get_window_extent().width) / ax.figure.dpi * 72
-
-
 def _legend_mark(marker: str, colour: str, name: str) -> Line2D:
     from matplotlib.lines import Line2D
 
     width = 1.8 if marker == "x" else 1.0
-    style: dict[str, Any] = {"linestyle": "none", "color": colour, "markersize": 6, "markeredgewidth": width}
-    return Line2D([], [], marker=marker, label=name, **style)
+    return Line2D(
+        [], [], linestyle="none", marker=marker, label=name, color=colour, markersize=6, markeredgewidth=width
+    )
 
 
 def _set_legend(ax: Axes, handles: Sequence[Line2D]) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,18 +15,19 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.dataflow.observers import Observer, ObserverMode, find_observable
+from addnorm.stream.dataflow.observers import ObserverMode, find_observable
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_wrapper
 from addnorm.stream.edits import edit_write
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record import statistics
 from addnorm.stream.record.gradients import GradientHooks, StateGradients
-from addnorm.stream.record.probes import Leaves, NormProbe, Probes, SiteProbe, StateProbe, WriteProbe
+from addnorm.stream.record.probes import Leaves, Observed, Probes, StateProbe, ValueProbe, WriteProbe
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import UNSAMPLED, TokenSample
-from addnorm.stream.tokens import MaskError, OmittedError, TokenMask, Tokens, upcast
+from addnorm.stream.tokens import MaskError, OmittedError, Statistics, TokenMask, Tokens, upcast
 
 
+@dataclass(eq=False)
 class Forward:
     """Statistics of one forward, and the observers in it. Subclasses list the observers.
 
@@ -44,27 +46,31 @@ class Forward:
         without_graph: number of states that have no gradient although gradients are recorded.
     """
 
-    def __init__(
-        self, recording: Recording, step: int, probes: Any, tokens: Mapping[str, TokenMask], leaves: Leaves,
-        gradients: GradientHooks | None, mode: ObserverMode,
-    ) -> None:  # fmt: skip
-        self.recording, self.step, self.probes, self.tokens = recording, step, probes, tokens
-        self.leaves, self.gradients, self.mode, self.without_graph = leaves, gradients, mode, 0
-        self.samples: dict[str, Any] = {}
-        self.mask_errors: dict[str, MaskError] = {}  # by stream
-        self.masked: set[str] = set()  # streams whose mask fits some state
+    recording: Recording
+    step: int
+    probes: Any
+    tokens: Mapping[str, TokenMask]
+    leaves: Leaves
+    gradients: GradientHooks | None
+    mode: ObserverMode
+    samples: dict[str, Any] = field(default_factory=dict)
+    without_graph: int = 0
+    _mask_errors: dict[str, MaskError] = field(default_factory=dict)  # by stream
+    _masked: set[str] = field(default_factory=set)  # streams whose mask fits some state
+
+    def __post_init__(self) -> None:
         self._has_graph = torch.is_grad_enabled()
-        self._has_wrappers = any(map(is_wrapper, leaves.model.parameters()))
+        self._has_wrappers = any(map(is_wrapper, self.leaves.model.parameters()))
         observers = [(find_observable(value), observer) for value, observer in self.list_observers()]
         self.ops = {value.op.address: value.op for value, _ in observers if value.op is not None}
         for value, observer in observers:
             if value.op is not None:
-                mode.observers[value.op.address][value.part].append(observer)
-            elif (leaf := leaves.read(value)) is not None:
+                self.mode.observers[value.op.address][value.part].append(observer)
+            elif (leaf := self.leaves.read(value)) is not None:
                 self.mode.note_wrappers(leaf)
                 observer(inner_tensors(leaf)[0])
 
-    def list_observers(self) -> Iterator[tuple[Value, Observer]]:
+    def list_observers(self) -> Observed:
         """Yield the values to observe, each with its observer."""
         raise NotImplementedError
 
@@ -78,11 +84,11 @@ class Forward:
 
     def check_masks(self) -> None:
         """Check that the mask of each stream fits some state of it."""
-        wrong = [error for name, error in self.mask_errors.items() if name not in self.masked]
+        wrong = [error for name, error in self._mask_errors.items() if name not in self._masked]
         if wrong:
             raise ValueError(str(wrong[0]))
 
-    def put(self, sites: Iterable[int], role: str, values: Iterable[tuple[str, float]]) -> None:
+    def put(self, sites: Iterable[int], role: str, values: Statistics) -> None:
         """Record the statistics of a role at some sites."""
         numbers = [*values]
         for site in sites:
@@ -117,7 +123,7 @@ class Forward:
             yield
         except OmittedError as error:
             if isinstance(error, MaskError) and stream:
-                self.mask_errors.setdefault(stream, error)
+                self._mask_errors.setdefault(stream, error)
             if is_sampled:
                 self.samples[stream].refuse(f"{UNSAMPLED}: {error}")
             if what:
@@ -125,8 +131,14 @@ class Forward:
 
     def add_gradient(self, state: StateGradients, value: Value, tensor: Tensor) -> None:
         """Register a hook on the gradient of a value of a state, as soon as torch has set its autograd node."""
-        if self.gradients is not None and self._has_graph:
-            self.defer(partial(self._hook_state, self.gradients, state, value), tensor)
+        gradients = self.gradients
+        if gradients is None or not self._has_graph:
+            return
+
+        def hook(outer: Tensor) -> None:
+            self.without_graph += not gradients.add_state(state, value, outer, self.step)
+
+        self.defer(hook, tensor)
 
     def defer(self, function: Callable[[Tensor], None], tensor: Tensor) -> None:
         """Call a function with an output of an operator, or its wrapper, as soon as torch has set its autograd node."""
@@ -141,40 +153,33 @@ class Forward:
 
         self.mode.deferred.append(call)
 
-    def _hook_state(self, gradients: GradientHooks, state: StateGradients, value: Value, tensor: Tensor) -> None:
-        self.without_graph += not gradients.add_state(state, value, tensor, self.step)
 
-
+@dataclass(eq=False)
 class StreamForward(Forward):
     """Statistics of one forward of a model whose streams are chains of adds, computed while the model's operators run."""
 
     probes: Probes
-    samples: dict[str, TokenSample]
+    # States, by their ids, until the last write to each is compared with it.
+    _pending: dict[int, Tokens] = field(default_factory=dict)
+    # A write and its scales, None until they are computed.
+    _operands: dict[WriteProbe, dict[Value, Any]] = field(default_factory=dict)
+    _last: tuple[object, Tokens] | None = None  # the key of the last tensor that was arranged, and its tokens
 
-    def __init__(self, *args: Any) -> None:
-        self._pending: dict[int, Tokens] = {}  # states, by their ids, until the last write to each is compared with it
-        self._operands: dict[WriteProbe, dict[Value, Any]] = {}  # a write and its scales, None until they are computed
-        self._last: tuple[object, Tokens] | None = None  # the key of the last tensor that was arranged, and its tokens
-        super().__init__(*args)
-
-    def list_observers(self) -> Iterator[tuple[Value, Observer]]:
+    def list_observers(self) -> Observed:
         """Yield the values to observe, each with its observer."""
         for name, stream in self.probes.streams.items():
             self.samples[name] = TokenSample(stream)
             yield from self.samples[name].list_observers(self.leaves)
         for state in self.probes.states:
             yield state.value, partial(self._on_state, state)
-        for site in self.probes.sites:
-            for role, (value, _) in site.values.items():
-                yield value, partial(self._on_branch, role, site)
+        yield from ((probe.value, partial(self._on_value, probe)) for probe in self.probes.values)
         for write in self.probes.writes:
-            if write.site is not None or not self.samples[write.state.stream].reason:
-                uses = [(scale, use) for scale in write.term.scales if (use := self.leaves.find_use(scale)) is not None]
-                self._operands[write] = dict.fromkeys([*write.term.operands, *(scale for scale, _ in uses)])
-                yield from ((value, partial(self._on_operand, write, value)) for value in {*write.term.operands})
-                yield from ((use, partial(self._on_used_scale, write, scale)) for scale, use in uses)
-        for norm in self.probes.norms:
-            yield norm.norm.x, partial(self._on_norm, norm)
+            if write.probe is not None or not self.samples[write.state.stream].reason:
+                self._operands[write] = operands = dict.fromkeys([write.term.value, *write.term.scales])
+                operand, *scales = operands
+                yield operand, partial(self._on_operand, write, operand)
+                for scale in scales:
+                    yield from self.leaves.observe(scale, partial(self._on_operand, write, scale))
 
     def release(self) -> None:
         """Release the tensors that wait for a later observer."""
@@ -193,7 +198,10 @@ class StreamForward(Forward):
                 "the stream begins with views of a value that has other uses, whose gradients are not those of the stream",
             )
         elif state.leaving:
-            arrange = partial(self._arrange_gradient, state)
+
+            def arrange(grads: Sequence[Tensor]) -> Tokens:
+                return Tokens.arrange(grads[0], state.layout, self.tokens[state.stream])
+
             self.add_gradient(StateGradients([state.value], state.leaving, arrange), state.value, tensor)
         with torch.no_grad(), self.omitting(f"the stream at {name}", state.stream, is_sampled=True):
             if state.is_overwritten:
@@ -204,9 +212,6 @@ class StreamForward(Forward):
                 self._pending[id(state)] = arranged
             self.put_state(state.entering, state.leaving, arranged)
 
-    def _arrange_gradient(self, state: StateProbe, grads: Sequence[Tensor]) -> Tokens:
-        return Tokens.arrange(grads[0], state.layout, self.tokens[state.stream])
-
     def _arrange(self, stream: str, key: object, tensor: Tensor, layout: TokenLayout | None) -> Tokens:
         """Return a value's tensor with its tokens arranged for statistics.
 
@@ -215,18 +220,22 @@ class StreamForward(Forward):
         """
         if self._last is None or self._last[0] != (stream, key):
             self._last = (stream, key), Tokens.arrange(tensor.detach(), layout, self.tokens[stream])
-            self.masked.add(stream)
+            self._masked.add(stream)
         return self._last[1]
 
-    def _on_branch(self, role: str, site: SiteProbe, tensor: Tensor) -> None:
-        with torch.no_grad(), self.omitting(f"{role} at {site.id}", site.stream):
-            value, layout = site.values[role]
-            self.put([site.index], role, self._arrange(site.stream, value, tensor, layout).statistics.items())
-
-    def _on_used_scale(self, write: WriteProbe, scale: Value, tensor: Tensor) -> None:
-        """Keep a scale, a parameter that FSDP frees after its use."""
-        current = self.leaves.read_used(scale)
-        self._on_operand(write, scale, (scale.tensor if current is None else current).detach().clone())
+    def _on_value(self, probe: ValueProbe, tensor: Tensor) -> None:
+        stream, layout, norm = probe.stream, probe.layout, probe.norm
+        what = f"{probe.role} at {self.recording.sites[probe.site].id}"
+        with torch.no_grad(), self.omitting(what, stream if norm is None else ""):
+            if norm is None:
+                found: Statistics = self._arrange(stream, probe.value, tensor, layout).statistics.items()
+            else:
+                rstd = 1.0 / norm.denominator(upcast(tensor.detach()))
+                shape, tokens = rstd.shape[:-1], self.tokens[stream]
+                mask = tokens.flatten(layout and tokens.orient(layout, shape), shape, rstd.device)
+                rstd = rstd.reshape(-1)
+                found = statistics.rstd_statistics(rstd if mask is None else rstd[mask])
+            self.put([probe.site], probe.role, found)
 
     def _on_operand(self, write: WriteProbe, value: Value, tensor: Tensor) -> None:
         """Record a write once it and all of its scales are computed, in any order."""
@@ -236,14 +245,14 @@ class StreamForward(Forward):
         if any(operand is None for operand in operands.values()):
             return
         del self._operands[write]
-        what = "" if write.site is None else f"write at {write.site.id}"
+        what = "" if write.probe is None else f"write at {write.probe.site.id}"
         with torch.no_grad(), self.omitting(what, write.state.stream, is_sampled=True):
             self._on_write(write, operands)
         if all(other.state is not write.state for other in self._operands):
             self._pending.pop(id(write.state), None)
 
     def _on_write(self, write: WriteProbe, operands: Mapping[Value, Tensor]) -> None:
-        term, stream, site = write.term, write.state.stream, write.site
+        term, stream, probe = write.term, write.state.stream, write.probe
         if term.obstacle:
             raise OmittedError(term.obstacle)
         operand = operands[term.value]
@@ -251,24 +260,15 @@ class StreamForward(Forward):
         if term.factor != 1.0:
             added = added * term.factor
         for scale in term.scales:
-            current = operands.get(scale, self.leaves.read(scale) if scale.op is None else None)
-            added = added * inner_tensors(scale.tensor if current is None else current)[0].detach()
+            added = added * inner_tensors(operands[scale])[0].detach()
         arranged = self._arrange(stream, term.value if added is operand else write, added, write.layout)
         self.samples[stream].keep(write.sublayer, arranged)
-        if site is None:
+        if probe is None:
             return
-        self.put([site.index], "write", arranged.statistics.items())
-        with self.omitting(f"ratio, cosine and unchanged of the write at {site.id}"):
+        self.put([probe.index], "write", arranged.statistics.items())
+        with self.omitting(f"ratio, cosine and unchanged of the write at {probe.site.id}"):
             if (x := self._pending.get(id(write.state))) is None:
                 raise OmittedError("the write is computed before the state to which it is added")
             pair = x.align(arranged)
-            self.put([site.index], "write", statistics.write_statistics(*pair))
-            self.put([site.index], "write", [("unchanged", statistics.unchanged_share(*pair))])
-
-    def _on_norm(self, norm: NormProbe, tensor: Tensor) -> None:
-        with torch.no_grad(), self.omitting(f"{norm.role} at {self.recording.sites[norm.site].id}"):
-            rstd = 1.0 / norm.norm.denominator(upcast(tensor.detach()))
-            shape, tokens = rstd.shape[:-1], self.tokens[norm.stream]
-            mask = tokens.flatten(norm.layout and tokens.orient(norm.layout, shape), shape, rstd.device)
-            rstd = rstd.reshape(-1)
-            self.put([norm.site], norm.role, statistics.rstd_statistics(rstd if mask is None else rstd[mask]))
+            self.put([probe.index], "write", statistics.write_statistics(*pair))
+            self.put([probe.index], "write", [("unchanged", statistics.unchanged_share(*pair))])

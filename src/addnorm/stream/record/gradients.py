@@ -5,7 +5,7 @@ The gradients of the stream arrive before those of the parameters, and show to w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +19,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from addnorm._util.torch_internals import current_node
 from addnorm.stream.dataflow.graph import PARAMETER, Value
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_sharded, local_part
-from addnorm.stream.record.probes import Probes
-from addnorm.stream.record.program_probes import ProgramProbes
+from addnorm.stream.record.probes import SiteProbe
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.statistics import vector_norm
-from addnorm.stream.tokens import OmittedError, Tokens
+from addnorm.stream.tokens import OmittedError, Statistics, Tokens
 
 Key = tuple[int, str]  # a site, and the name of a parameter
 
@@ -52,13 +51,13 @@ class StateGradients:
     frozen: StateGradients | None = None
     _received: dict[Value, Tensor] = field(default_factory=dict, init=False)
 
-    def add(self, value: Value, grad: Tensor) -> Iterator[tuple[str, float]]:
+    def add(self, value: Value, grad: Tensor) -> Statistics:
         """Add a gradient; with the last one, yield the statistics."""
         self._received[value] = grad
         if self._received.keys() >= self.expected:
             yield from self.finish()
 
-    def finish(self) -> Iterator[tuple[str, float]]:
+    def finish(self) -> Statistics:
         """Yield the statistics of each new stream, and of all if all are new.
 
         The loss does not depend on a value without a gradient.
@@ -103,10 +102,10 @@ class GradientHooks:
         self._squares: dict[int, dict[str, float]] = {}  # of the last step, by site and parameter
         self._squares_step: int | None = None
 
-    def add_parameters(self, probes: Probes | ProgramProbes, named: Mapping[str, nn.Parameter], has_fsdp: bool) -> None:
+    def add_parameters(self, sites: Iterable[SiteProbe], named: Mapping[str, nn.Parameter], has_fsdp: bool) -> None:
         """Register hooks on the parameters that the model has now."""
         self._sharded.clear()
-        for key in ((site.index, name) for site in probes.sites for name in site.parameters):
+        for key in ((site.index, name) for site in sites for name in site.parameters):
             parameter = named.get(key[1])
             hooked, handle = self._parameters.get(key, (None, None))
             if parameter is None or parameter is hooked or not parameter.requires_grad:
@@ -162,7 +161,11 @@ class GradientHooks:
 
     def _enter(self, step: int) -> None:
         if self.step is None:
-            self._begin_backward()
+            for key, parameter in self._sharded.items():  # note the gradients before the backward
+                if parameter.grad is not None:
+                    inner = inner_tensors(parameter.grad)[0]
+                    copy = None if self.accumulated else parameter.grad.detach().clone()
+                    self._before[key] = inner, inner._version, copy
             queue = torch.autograd.Variable._execution_engine.queue_callback
             queue(partial(queue, self._finish_backward))  # after the callbacks of FSDP, which set gradients
         # A backward of several steps is that of the last.
@@ -192,7 +195,7 @@ class GradientHooks:
             for t, before in kept:  # the second backward is none of the model's
                 t.grad = before
 
-    def _record_state(self, state: StateGradients, step: int, statistics: Iterator[tuple[str, float]]) -> None:
+    def _record_state(self, state: StateGradients, step: int, statistics: Statistics) -> None:
         with torch.no_grad(), suppress(OmittedError):  # as for the state itself, where the reason is recorded
             for name, number in [*statistics]:
                 self._waiting.pop(state, None)
@@ -209,14 +212,6 @@ class GradientHooks:
             squares = self._squares.setdefault(site, {})
             squares[name] = float(vector_norm(grad, self.gathered)) ** 2
             self.recording.add(self.step, site, "params", "grad_l2", sum(squares.values()) ** 0.5)
-
-    def _begin_backward(self) -> None:
-        """Note the gradients that sharded parameters have before the backward."""
-        for key, parameter in self._sharded.items():
-            if parameter.grad is not None:
-                inner = inner_tensors(parameter.grad)[0]
-                copy = None if self.accumulated else parameter.grad.detach().clone()
-                self._before[key] = inner, inner._version, copy
 
     def _finish_backward(self) -> None:
         """Record the gradients of states with values on which the loss does not depend, and those of sharded parameters."""

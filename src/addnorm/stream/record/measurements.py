@@ -211,7 +211,9 @@ class Measurements:
         if step is None:
             step = max((series.steps[-1] for _, series in chosen), default=None)
         elif step not in self._steps:
-            raise ValueError(f"step is {step!r}, expected a recorded one: {_list_steps(self.steps)}.")
+            texts = [*map(str, self.steps)]
+            shown = [*texts[:6], "...", texts[-1]] if len(texts) > 8 else texts or ["there is none yet"]
+            raise ValueError(f"step is {step!r}, expected a recorded one: {', '.join(shown)}.")
         if step is None:
             return []
         values = ((site, series.at(step)) for site, series in chosen)
@@ -288,11 +290,6 @@ class Measurements:
             for place, mean, spread in find_spikes(series.values, window, sd, min_count)
         ]  # fmt: skip
         return sorted(spikes, key=lambda spike: spike.step)
-
-
-def _list_steps(steps: tuple[int, ...]) -> str:
-    texts = [*map(str, steps)]
-    return ", ".join([*texts[:6], "...", texts[-1]] if len(texts) > 8 else texts) or "there is none yet"
 
 
 def find_spikes(values: Sequence[float], window: int, sd: float, min_count: int) -> Iterator[tuple[int, float, float]]:

@@ -13,7 +13,7 @@ from addnorm._util.charts import Map, Panel, depth_axis, depth_series
 from addnorm._util.optional import require
 from addnorm.stream.record import axes
 from addnorm.stream.record.measurements import Measurements
-from addnorm.stream.record.schema import AXIS_LABELS, LIMITS, RecordedSite, suggest
+from addnorm.stream.record.schema import RecordedSite, suggest
 
 if TYPE_CHECKING:  # matplotlib is optional
     from matplotlib.axes import Axes
@@ -43,11 +43,6 @@ class Quantity(NamedTuple):
     title: str = ""
 
 
-def _single(role: str, statistic: str) -> Quantity:
-    """Return a panel of one statistic."""
-    return Quantity(AXIS_LABELS[role, statistic], {"": (role, statistic)}, LIMITS.get((role, statistic)))
-
-
 class Drawing(NamedTuple):
     """Drawing by depth: its panels, and for the error of a recording without numbers what is missing and how to record it."""
 
@@ -65,16 +60,25 @@ DRAWINGS = {
         "the stream", FORWARD,
     ),
     "gradients": Drawing(
-        "Gradient of the loss by depth", (_single("grad", "l2"), _single("params", "grad_l2")), "gradients", GRADIENTS
+        "Gradient of the loss by depth",
+        (
+            Quantity("‖∂loss / ∂stream‖", {"": ("grad", "l2")}),
+            Quantity("‖∂loss / ∂parameters‖", {"": ("params", "grad_l2")}),
+        ),
+        "gradients", GRADIENTS,
     ),
     "writes": Drawing(
-        "Writes of the sublayers relative to the stream", (_single("write", "ratio"), _single("write", "cosine")),
+        "Writes of the sublayers relative to the stream",
+        (
+            Quantity("‖write‖ / ‖stream‖", {"": ("write", "ratio")}),
+            Quantity("cos(write, stream)", {"": ("write", "cosine")}, (-1.0, 1.0)),
+        ),
         "writes", FORWARD,
     ),
     "similarity": Drawing(
         "Similarity of the tokens by depth",
         (
-            _single("out", "similarity"),
+            Quantity("cos(token, token)", {"": ("out", "similarity")}, (0.0, 1.0)),
             Quantity("σ", {
                 "of the input": ("norm_in", "sigma"), "of the stream after the add": ("norm_out", "sigma"),
                 "of the output": ("norm_branch", "sigma"), FINAL: ("norm_final", "sigma"),
@@ -114,25 +118,25 @@ class Plots:
         self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
     ) -> Axes:  # fmt: skip
         """Draw the stream after each sublayer: root mean square and largest magnitude."""
-        return _draw(self.recording, DRAWINGS["stream"], ax, label, step, stream, line)
+        return self._draw("stream", ax, label, step, stream, line)
 
     def gradients(
         self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
     ) -> Axes:  # fmt: skip
         """Draw the backward by depth: gradient at the stream, and of each sublayer's parameters."""
-        return _draw(self.recording, DRAWINGS["gradients"], ax, label, step, stream, line)
+        return self._draw("gradients", ax, label, step, stream, line)
 
     def writes(
         self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
     ) -> Axes:  # fmt: skip
         """Draw each sublayer's write: its norm relative to the stream's, and its cosine with the stream."""
-        return _draw(self.recording, DRAWINGS["writes"], ax, label, step, stream, line)
+        return self._draw("writes", ax, label, step, stream, line)
 
     def similarity(
         self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
     ) -> Axes:  # fmt: skip
         """Draw the similarity of the tokens after each sublayer, and the norms' denominators sigma."""
-        return _draw(self.recording, DRAWINGS["similarity"], ax, label, step, stream, line)
+        return self._draw("similarity", ax, label, step, stream, line)
 
     def memory_map(self, ax: Axes | None = None, *, stream: str | None = None, **mesh: Any) -> Axes:
         """Draw the share of each source in the stream at each depth, at the last recorded step.
@@ -166,40 +170,39 @@ class Plots:
             )
         return ax
 
-
-def _draw(
-    recording: Measurements, drawing: Drawing, ax: Axes | None, label: str, step: int | None, stream: str | None,
-    line: Mapping[str, Any],
-) -> Axes:  # fmt: skip
-    """Draw a panel for each quantity with values, title and legend above the first; an error if there is none."""
-    panels, step = read_drawing(recording, drawing, step, stream)
-    if not panels:
-        raise ValueError(f"{recording!r} has no values of {drawing.what}: {drawing.remedy}.")
-    require("matplotlib", "draw")
-    for _, lines in panels:
-        if FINAL in lines and len(lines) > 1:
-            first, *_ = lines
-            lines[first] += lines.pop(FINAL)
-    drawn = {site.id for _, lines in panels for values in lines.values() for site, _ in values}
-    sites = [site for site in recording.sites if stream in (None, site.stream)]
-    axis, places = depth_axis([site for site in sites if site.kind != "final" or site.id in drawn])
-    model = str(recording.metadata.get("model", "recording"))
-    ax = axes.new_axes(ax, 2.6 + 1.3 * len(panels))
-    for number, (quantity, lines) in enumerate(panels):
-        several = len(lines) > 1
-        names = [": ".join(filter(None, (label, name if several else ""))) or model for name in lines]
-        series = [
-            one
-            for name, values in zip(names, lines.values(), strict=True)
-            for one in depth_series(name, values, places)
-        ]
-        axes.draw_panel(
-            axes.add_lower_axes(ax, quantity.label) if number else ax,
-            Panel(quantity.label, series, least=quantity.least), axis,
-            [quantity.title] if number else _title(quantity.title or drawing.title, recording, step), line,
-            labelled=bool(label) or several, has_series=not number or several, has_kinds=not number,
-        )  # fmt: skip
-    return ax
+    def _draw(
+        self, name: str, ax: Axes | None, label: str, step: int | None, stream: str | None, line: Mapping[str, Any]
+    ) -> Axes:
+        """Draw a panel for each quantity with values, title and legend above the first; an error if there is none."""
+        recording, drawing = self.recording, DRAWINGS[name]
+        panels, step = read_drawing(recording, drawing, step, stream)
+        if not panels:
+            raise ValueError(f"{recording!r} has no values of {drawing.what}: {drawing.remedy}.")
+        require("matplotlib", "draw")
+        for _, lines in panels:
+            if FINAL in lines and len(lines) > 1:
+                first, *_ = lines
+                lines[first] += lines.pop(FINAL)
+        drawn = {site.id for _, lines in panels for values in lines.values() for site, _ in values}
+        sites = [site for site in recording.sites if stream in (None, site.stream)]
+        axis, places = depth_axis([site for site in sites if site.kind != "final" or site.id in drawn])
+        model = str(recording.metadata.get("model", "recording"))
+        ax = axes.new_axes(ax, 2.6 + 1.3 * len(panels))
+        for number, (quantity, lines) in enumerate(panels):
+            several = len(lines) > 1
+            names = [": ".join(filter(None, (label, name if several else ""))) or model for name in lines]
+            series = [
+                one
+                for name, values in zip(names, lines.values(), strict=True)
+                for one in depth_series(name, values, places)
+            ]
+            axes.draw_panel(
+                axes.add_lower_axes(ax, quantity.label) if number else ax,
+                Panel(quantity.label, series, least=quantity.least), axis,
+                [quantity.title] if number else _title(quantity.title or drawing.title, recording, step), line,
+                labelled=bool(label) or several, has_series=not number or several, has_kinds=not number,
+            )  # fmt: skip
+        return ax
 
 
 def read_drawing(
@@ -234,7 +237,9 @@ def _draw_map(ax: Axes, panel: Map, title: str, mesh: dict[str, Any]) -> None:
     finite = [value for row in cells for value in row if math.isfinite(value)]
     mesh = dict(mesh)
     low, high = mesh.pop("vmin", min([*finite, 0.0])), mesh.pop("vmax", max([*finite, 0.0]) or 1.0)
-    own: dict[str, Any] = {} if "norm" in mesh else {"norm": FuncNorm((_root, _square), low, high)}
+    own: dict[str, Any] = (
+        {} if "norm" in mesh else {"norm": FuncNorm((_root, lambda root: abs(root) * root), low, high)}
+    )
     style = {"cmap": ListedColormap(_share_colours(low, high)), **own, **mesh}
     drawn = ax.pcolormesh(*([k - 0.5 for k in range(n + 1)] for n in (depths, len(sources))), cells, **style)
     paper = ax.get_facecolor()
@@ -253,7 +258,9 @@ def _draw_map(ax: Axes, panel: Map, title: str, mesh: dict[str, Any]) -> None:
     begins_with_x_0 = any(math.isnan(row[0]) for row in cells)  # sources write later
     ax.set_xticks(columns, labels=["x_0" if not k and begins_with_x_0 else str(k) for k in columns], fontsize="small")
     rows = range(0, len(sources), -(-len(sources) // LABELLED_SOURCES))
-    ax.set_yticks(rows, labels=[_short(sources[k]) for k in rows], fontsize="small")
+    names = (sources[k] for k in rows)
+    short = [name if len(name) <= 26 else f"…{name[-25:]}" for name in names]  # the end: "…layer.3.attention"
+    ax.set_yticks(rows, labels=short, fontsize="small")
     ax.set_xlabel("depth in sublayers", fontsize="small")
     ax.set_ylabel("written by", fontsize="small")
     ax.spines[:].set_visible(False)
@@ -275,12 +282,3 @@ def _share_colours(low: float, high: float) -> list[tuple[float, float, float, f
 def _root(share: Any) -> Any:
     """Return the square root of the magnitude with the sign of the share."""
     return abs(share) ** 0.5 * ((share > 0) * 2.0 - 1.0)
-
-
-def _square(root: Any) -> Any:
-    return abs(root) * root
-
-
-def _short(name: str) -> str:
-    """Return a name, of a long one the end: "…layer.3.attention"."""
-    return "x_0" if name == "x_0" else name if len(name) <= 26 else f"…{name[-25:]}"

@@ -5,7 +5,7 @@ No probe holds a tensor of the inspected run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from addnorm._util.jsonio import to_jsonable
 from addnorm.stream.dataflow.graph import UNCOUNTED, Value
 from addnorm.stream.dataflow.memory import is_in_memory
+from addnorm.stream.dataflow.observers import Observer
 from addnorm.stream.dataflow.wrappers import find_parameter
 from addnorm.stream.find.labels import format_norms
 from addnorm.stream.find.norm import Norm
@@ -24,6 +25,8 @@ from addnorm.stream.inspection import Inspection, Part, measure_closure, name_wi
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.schema import RecordedSite
 from addnorm.stream.write_terms import WriteTerm, find_write_term, is_overwritten
+
+Observed = Iterator[tuple[Value, Observer]]  # values of a forward, each with the function that gets its tensor
 
 
 @dataclass
@@ -50,26 +53,33 @@ class Leaves:
         leaf = self.parameters.get(value.name) if value.name else None
         return leaf if leaf is not None and is_in_memory(leaf, tuple(leaf.shape)) else None
 
-    def find_use(self, value: Value) -> Value | None:
-        """Return the first output of an operator that reads a parameter which FSDP frees; None for other values."""
-        if not self.are_freed or value.op is not None:
-            return None
-        return next((op.outputs[0] for op in value.users if op.outputs and op.ordinal != UNCOUNTED), None)
+    def observe(self, value: Value, keep: Observer) -> Observed:
+        """Yield the observer that passes a factor or a weight to `keep`, as this forward uses it; pass a leaf at once."""
+        uses = (op.outputs[0] for op in value.users if op.outputs and op.ordinal != UNCOUNTED)
+        if value.op is not None:
+            yield value, keep
+        elif self.are_freed and (use := next(uses, None)) is not None:  # FSDP frees the parameter after its use
+            yield use, lambda _: keep(self._copy_used(value))
+        else:
+            leaf = self.read(value)
+            keep(value.tensor if leaf is None else leaf)
 
-    def read_used(self, value: Value) -> Tensor | None:
-        """Return a parameter as the running module uses it."""
-        return find_parameter(self.model, value.name) if value.name else None
+    def _copy_used(self, value: Value) -> Tensor:
+        """Return a copy of a parameter as the running module uses it."""
+        used = find_parameter(self.model, value.name) if value.name else None
+        return (value.tensor if used is None else used).detach().clone()
 
 
 @dataclass
-class NormProbe:
-    """Norm of a site."""
+class ValueProbe:
+    """What a sublayer reads or computes, or the input of a norm, whose denominators are measured then."""
 
     site: int
     role: str
-    norm: Norm
+    value: Value
     stream: str
-    layout: TokenLayout | None  # of the norm's input
+    layout: TokenLayout | None
+    norm: Norm | None = None
 
 
 @dataclass
@@ -87,12 +97,18 @@ class StateProbe:
 
 @dataclass(eq=False)
 class SiteProbe:
-    """Values to measure at one sublayer."""
+    """One sublayer that is recorded.
+
+    Attributes:
+        index: index of its recorded site.
+        site: the site that `inspect` found.
+        place: number of the state that the sublayer writes to.
+        parameters: names of the sublayer's parameters.
+    """
 
     index: int
-    id: str
-    stream: str
-    values: dict[str, tuple[Value, TokenLayout | None]]  # of the roles "read", if it has one input, and "raw"
+    site: Any
+    place: int
     parameters: list[str]
 
 
@@ -104,7 +120,7 @@ class WriteProbe:
     state: StateProbe
     term: WriteTerm
     layout: TokenLayout | None
-    site: SiteProbe | None  # None: the sublayer is not recorded
+    probe: SiteProbe | None  # None: the sublayer is not recorded
 
 
 class Probes:
@@ -119,16 +135,15 @@ class Probes:
         shapes: shapes of the model's inputs in the inspected run.
     """
 
-    def __init__(self, inspection: Inspection, layers: Iterable[int] | None, shapes: Any) -> None:
+    def __init__(self, inspection: Inspection, layers: Collection[int] | None, shapes: Any) -> None:
         self.recorded: list[RecordedSite] = []
         self.states: list[StateProbe] = []
         self.sites: list[SiteProbe] = []
         self.writes: list[WriteProbe] = []  # also of sublayers that are not recorded
-        self.norms: list[NormProbe] = []
+        self.values: list[ValueProbe] = []
         self.shapes = shapes
         self.streams = {stream.name: stream for stream in inspection.streams}
         is_named = len(self.streams) > 1 or "final" in {site.id for site in inspection.sites}
-        chosen = None if layers is None else {*layers}
         for stream in inspection.streams:
             prefix = f"{stream.name}/" if is_named else ""
             entering, leaving = self._add_states(stream)
@@ -138,7 +153,7 @@ class Probes:
                     stream, site, entering[site.sublayer.place], leaving[site.sublayer.place + 1]
                 )
                 for site in stream.sites
-                if chosen is None or site.layer in chosen
+                if layers is None or site.layer in layers
             }
             for sublayer in (sublayer for of_add in stream.chain.sublayers for sublayer in of_add):
                 state, term = entering[sublayer.place], find_write_term(sublayer)
@@ -178,24 +193,20 @@ class Probes:
         before.entering.append(index)
         after.leaving.append(index)
         read = before.value if sublayer.reads.value is sublayer.add.x else sublayer.reads.value
-        values = {} if read is None else {"read": (read, layout.of(read))}
-        values["raw"] = layout.find_raw(sublayer)
-        self.sites.append(SiteProbe(index, site.id, stream.name, values, list_parameters(sublayer)))
+        found = {} if read is None else {"read": (read, layout.of(read))}  # if the sublayer has one input
+        found["raw"] = layout.find_raw(sublayer)
+        self.values += (ValueProbe(index, role, value, stream.name, own) for role, (value, own) in found.items())
+        self.sites.append(SiteProbe(index, site, sublayer.place, list_parameters(sublayer)))
         norms: dict[str, Sequence[Norm | None]] = {
             "norm_in": sublayer.reads.norms, "norm_branch": [sublayer.norm], "norm_out": stream.chain.norms_out[sublayer.place],
         }  # fmt: skip
-        for role, found in norms.items():
-            if found and found[0] is not None:
-                self._add_norm(role, index, found[0], stream)
+        for role, of_role in norms.items():
+            if of_role and of_role[0] is not None:
+                self._add_norm(role, index, of_role[0], stream)
         return self.sites[-1]
 
     def _add_norm(self, role: str, site: int, norm: Norm, stream: Stream) -> None:
-        self.norms.append(NormProbe(site, role, norm, stream.name, stream.layout.of_norm(norm)))
-
-    @property
-    def num_layers(self) -> int:
-        """The largest number of layers of a stream."""
-        return max(stream.num_layers for stream in self.streams.values())
+        self.values.append(ValueProbe(site, role, norm.x, stream.name, stream.layout.of_norm(norm), norm))
 
     def is_stale(self, shapes: Any, masked: bool) -> bool:
         """Return whether a forward with inputs of other shapes must be inspected again, to know the order of its tokens.
@@ -207,9 +218,7 @@ class Probes:
         if shapes == self.shapes:
             return False
         layouts = [state.layout for state in self.states] + [write.layout for write in self.writes]
-        if masked:
-            layouts += [layout for site in self.sites for _, layout in site.values.values()]
-            layouts += [norm.layout for norm in self.norms]
+        layouts += [probe.layout for probe in self.values if masked]
         return any(layout.depends_on_shape for layout in layouts if layout is not None)
 
 

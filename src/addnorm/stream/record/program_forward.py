@@ -6,52 +6,190 @@ and so are the streams where the equations of the captured run do not close.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from addnorm.stream.dataflow.arithmetic import Factor
-from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.dataflow.observers import Observer
+from addnorm.stream.dataflow.arithmetic import Factor, is_view
+from addnorm.stream.dataflow.graph import DATA, Flow, Value, walk
 from addnorm.stream.dataflow.wrappers import has_flat_parameters
 from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.sublayers import find_parameters
+from addnorm.stream.layout.mixing import Mixing
+from addnorm.stream.layout.token_layout import Piece, TokenLayout
+from addnorm.stream.program.cuts import find_coefficient_ops, list_coefficients
 from addnorm.stream.program.maps import Map, join_streams, measure_map, shrink, to_streams
-from addnorm.stream.program.result import NAME, Program
+from addnorm.stream.program.result import NAME, Program, ProgramSite
 from addnorm.stream.program.statistics import measure_matrices, split_sums
 from addnorm.stream.record.forward import Forward
-from addnorm.stream.record.gradients import GradientHooks, StateGradients
-from addnorm.stream.record.program_probes import OTHER_TOKENS, ProgramProbe, ProgramProbes, list_norms
-from addnorm.stream.record.sample import Column, Equation, FrozenNorm, Sample
+from addnorm.stream.record.gradients import StateGradients
+from addnorm.stream.record.probes import Observed, SiteProbe
+from addnorm.stream.record.sample import Equation, Sample, Step, multiply, normalize, scale
+from addnorm.stream.record.schema import RecordedSite
 from addnorm.stream.record.statistics import rstd_statistics, write_statistics
-from addnorm.stream.shares import source_shares
-from addnorm.stream.tokens import OmittedError, Tokens
+from addnorm.stream.shares import Components, source_shares
+from addnorm.stream.tokens import OmittedError, Statistics, TokenMask, Tokens
+
+OTHER_TOKENS = "the sublayer has other tokens than the streams"
 
 
+class ProgramProbes:
+    """The sites of a recording, and the layouts of the values, of one captured run.
+
+    Args:
+        program: the program of the run.
+        flow: the run.
+        layers: measure the sublayers of these layers only; None: of all.
+        shapes: shapes of the model's inputs.
+
+    Attributes:
+        recorded: the sites of the recording.
+        leaving: for each state of the program the recorded sites after which it is.
+        tokens: mask of the tokens that count; all by default.
+        is_released: whether the tensors of the run are released, since it was measured.
+    """
+
+    def __init__(self, program: Program, flow: Flow, layers: Collection[int] | None, shapes: Any) -> None:
+        self.program, self.flow, self.shapes = program, flow, shapes
+        self.streams = {NAME: program}
+        self.tokens, self.is_released = TokenMask(), False
+        self.recorded = [RecordedSite("x_0", "", "start", None, NAME)]
+        self.sites: list[SiteProbe] = []
+        self.leaving: list[list[int]] = [[0], *([] for _ in program.sites)]
+        for k, site in enumerate(program.sites):
+            if layers is None or site.layer in layers:
+                index = len(self.recorded)
+                equation = _format_equation(site)
+                self.recorded.append(RecordedSite(site.id, site.path, site.kind, site.layer, NAME, equation))
+                self.sites.append(SiteProbe(index, site, k, find_parameters(site.write.ops)))
+                self.leaving[k + 1].append(index)
+        if (norm := program.final_norm) is not None:
+            self.recorded.append(RecordedSite("final", norm.path, "final", None, NAME))
+        self._sizes = tuple(part.size for part in program.carrier.list_tokens(program.spine.states[0][0]))
+        self._mixed = _find_mixed(program, self._sizes)
+
+    def find_layout(self, k: int) -> TokenLayout:
+        """Return the layout of state k as `(*tokens, features)`.
+
+        The tokens of a sequence are the dimensions that a sublayer combines. If none does, they are all but the first: a guess,
+        which the mask may correct.
+        """
+        parts = self.program.carrier.list_tokens(self.program.spine.states[k][0])
+        sizes = tuple(part.size for part in parts)
+        is_same = any(self._mixed) and sizes == self._sizes
+        are_tokens = self._mixed if is_same else [k > 0 or len(parts) == 1 for k in range(len(parts))]
+        pieces = tuple((Piece(part, own, k),) for k, (part, own) in enumerate(zip(parts, are_tokens, strict=True)))
+        return self.tokens.orient(TokenLayout((*sizes, 1), (len(sizes),), pieces, is_same), sizes)
+
+    def find_mask(self, k: int) -> Tensor | None:
+        """Return which tokens of state k count, `(tokens,)`; None for all.
+
+        Raises:
+            MaskError: the mask does not fit.
+        """
+        layout = self.find_layout(k)
+        return self.tokens.flatten(layout, layout.shape[:-1], self.program.spine.states[k][0].tensor.device)
+
+    def arrange(self, streams: Tensor, k: int, by_stream: bool = False) -> Tokens:
+        """Arrange the streams of state k, `(tokens, n, d)`, for statistics of all, and with `by_stream` of each.
+
+        Raises:
+            OmittedError: the streams have other tokens than the mask.
+        """
+        layout, mask = self.find_layout(k), self.find_mask(k)
+        if mask is not None and len(streams) != len(mask):
+            if len(streams) > 1:
+                raise OmittedError(OTHER_TOKENS)
+            mask = None
+        sizes = layout.shape[:-1] if len(streams) == math.prod(layout.shape) else (len(streams),)
+        t = streams.reshape(*sizes, streams.shape[1] * streams.shape[2])
+        return Tokens(t, mask, layout, streams=by_stream * streams.shape[1])
+
+    def find_coefficients(self) -> list[Value]:
+        """Return the coefficients that operators compute from the streams.
+
+        Raises:
+            OmittedError: the gradient with frozen coefficients cannot be told from the other one.
+        """
+        spine = self.program.spine
+
+        def reads_streams(value: Value) -> bool:
+            inputs = walk([value], lambda v: [] if v in spine.relevant else v.inputs)
+            return bool(value.kind & DATA) and not spine.relevant.isdisjoint(inputs)
+
+        def leave_fused(value: Value) -> Value:
+            while value.op is not None and value.op.whole is not None and is_view(value.op):
+                value = value.op.inputs[0]
+            return value
+
+        found = [leave_fused(value) for value in list_coefficients(spine) if reads_streams(value)]
+        steps = {value.op for value in spine.relevant if value.op is not None}
+        has_keys = any("attention" in op.traits and op.args[1] in self.program.carrier.used[op] for op in steps)
+        if has_keys or any(value in spine.relevant or (value.op and value.op.whole) for value in found):
+            raise OmittedError("an operator computes coefficients of the streams and multiplies the streams by them")
+        steps.update(find_coefficient_ops(spine))
+        steps |= {op.whole for op in steps if op.whole is not None}
+        if not all(op in steps or op.whole in steps for value in found for op in value.users):
+            raise OmittedError("a coefficient has other uses")
+        results = [value for value in self.flow.list_results() if value.tensor.is_floating_point()]
+        others = walk(results, lambda v: [] if v is spine.end else v.inputs)
+        if found and not spine.relevant.isdisjoint(v for v in others if v is not spine.end):
+            raise OmittedError("the model returns more than what it computes from the last read")
+        return found
+
+
+def _find_mixed(program: Program, sizes: tuple[int, ...]) -> list[bool]:
+    """Return for each dimension of tokens, of these sizes, whether a sublayer combines elements along it."""
+    carrier, mixed = program.carrier, [False] * len(sizes)
+    for write in (site.write for site in program.sites):
+        own = {out for op in write.ops for out in op.outputs}
+        inputs = dict.fromkeys(v for op in write.ops for v in op.inputs if v in carrier.known and v not in own)
+        for value in inputs:
+            parts = carrier.list_tokens(value)
+            if tuple(part.size for part in parts) == sizes:
+                mixing = Mixing(carrier.roots)
+                mixing.follow(value, carrier.known[value].dims, write.ops)
+                for k, part in enumerate(parts):
+                    # A part of an axis lies in another part of it.
+                    mixed[k] |= any(
+                        part.root == other.root and part.stride <= other.stride < part.stride * part.size
+                        for other in mixing.strong or mixing.weak
+                    )
+    return mixed
+
+
+def _format_equation(site: ProgramSite) -> str:
+    """Return the equation of a sublayer: "X' = A X + B f(N(C X))"."""
+    read = "f(N(C X))" if site.norm_in is not None else "f(C X)"
+    total = f"A X + B N({read})" if site.norm_branch is not None else f"A X + B {read}"
+    return f"X' = N({total})" if any(site.norms_out) else f"X' = {total}"
+
+
+@dataclass(eq=False)
 class ProgramForward(Forward):
     """Statistics of one forward of a model with a residual program. The tensors of its captured run are released."""
 
     probes: ProgramProbes
+    _values: dict[Value, Tensor] = field(default_factory=dict)  # of the states
+    _states: list[Tensor] = field(default_factory=list)  # the same, or the wrappers of them
 
-    def __init__(self, *args: Any) -> None:
-        self._values: dict[Value, Tensor] = {}  # of the states
-        self._states: list[Tensor] = []  # the same, or the wrappers of them
-        super().__init__(*args)
-
-    def list_observers(self) -> Iterator[tuple[Value, Observer]]:
+    def list_observers(self) -> Observed:
         """Measure the captured run, and yield the values of the states, each with an observer of its gradient."""
         probes = self.probes
         probes.tokens = self.tokens[NAME]
-        if probes.is_released:
-            self.samples[NAME] = Sample((), 0.0)
-            self.samples[NAME].refuse("the equations do not close in the last step")
+        self._is_measured = not probes.is_released
         with torch.no_grad(), self.omitting("", NAME):
-            if not probes.is_released:
+            if self._is_measured:
                 self._measure()
                 self.samples[NAME] = ProgramSample(probes.program, probes.find_mask(0))
+            else:
+                self.samples[NAME] = Sample((), 0.0)
+                self.samples[NAME].refuse("the equations do not close in the last step")
         coefficients: list[Value] = []
         hooks = self.gradients
         if hooks is not None:
@@ -59,22 +197,26 @@ class ProgramForward(Forward):
                 if has_flat_parameters(self.leaves.model):  # torch ends the process in a backward within a backward
                     raise OmittedError("FullyShardedDataParallel allows no second backward: shard it with fully_shard")
                 coefficients = probes.find_coefficients()
-        self._is_measured = not probes.is_released
-        probes.release_tensors()
+        probes.flow.release_tensors()  # where its values are, and of what they are made, remains
+        probes.is_released = True
         before: set[Value] = set()
         for k, (state, leaving) in enumerate(zip(probes.program.spine.states, probes.leaving, strict=True)):
             new = [value not in before for value in state for _ in range(probes.program.carrier.order(value)[2])]
-            gradients = StateGradients(state, leaving, partial(self._arrange_gradients, k), new)
+            gradients = StateGradients(state, leaving, partial(self._arrange_state, k), new)
             gradients.frozen = replace(gradients, role="grad_frozen") if coefficients else None
             for value in state:
-                if value not in before and leaving and not self.mask_errors:
+                if value not in before and leaving and not self._mask_errors:
                     yield value, partial(self.add_gradient, gradients, value)
                 if value not in before and (coefficients or not self._is_measured):
                     yield value, partial(self._on_value, value)
             before.update(state)
         if hooks is not None and coefficients:
             yield from ((value, partial(self.defer, hooks.add_coefficient)) for value in coefficients)
-            yield probes.program.spine.end, partial(self.defer, partial(self._hook_end, hooks))
+
+            def hook_end(end: Tensor) -> None:
+                hooks.add_end(end, [state for state in self._states if state is not end], self.step)
+
+            yield probes.program.spine.end, partial(self.defer, hook_end)
 
     def release(self) -> None:
         """Release the tensors that wait for a later observer."""
@@ -93,12 +235,10 @@ class ProgramForward(Forward):
                     raise OmittedError(OTHER_TOKENS)
                 self._measure_state(k, [self._values[other].detach() for other in state])
 
-    def _hook_end(self, gradients: GradientHooks, end: Tensor) -> None:
-        gradients.add_end(end, [state for state in self._states if state is not end], self.step)
-
-    def _arrange_gradients(self, k: int, grads: Sequence[Tensor]) -> Tokens:
+    def _arrange_state(self, k: int, tensors: Sequence[Tensor]) -> Tokens:
+        """Return the values of state k, or their gradients, arranged for statistics of all streams and of each."""
         program = self.probes.program
-        return self.probes.arrange(join_streams(program.carrier, program.spine.states[k], grads), k, by_stream=True)
+        return self.probes.arrange(join_streams(program.carrier, program.spine.states[k], tensors), k, by_stream=True)
 
     def _join(self, values: Sequence[Value], k: int) -> Tensor:
         """Return the streams of values, `(tokens, n, d)`, in the order of tokens of state `k`."""
@@ -116,18 +256,18 @@ class ProgramForward(Forward):
             self._put_norms(len(probes.recorded) - 1, "norm_final", len(program.sites), [program.final_norm])
 
     def _measure_state(self, k: int, tensors: Sequence[Tensor]) -> None:
-        entering = [probe.index for probe in self.probes.sites if probe.k == k]
-        streams = join_streams(self.probes.program.carrier, self.probes.program.spine.states[k], tensors)
-        self.put_state(entering, self.probes.leaving[k], self.probes.arrange(streams, k, by_stream=True))
+        entering = [probe.index for probe in self.probes.sites if probe.place == k]
+        self.put_state(entering, self.probes.leaving[k], self._arrange_state(k, tensors))
 
-    def _measure_site(self, probe: ProgramProbe) -> None:
-        site, index, k = probe.site, probe.index, probe.k
+    def _measure_site(self, probe: SiteProbe) -> None:
+        site, index, k = probe.site, probe.index, probe.place
         for role, values in {"read": [part.target for part in site.reads], "raw": [site.write.raw]}.items():
             if len(values) == 1:
                 with self.omitting(f"{role} at {site.id}"):
                     self.put([index], role, self.probes.arrange(self._join(values, k), k).statistics.items())
-        for role, norms in list_norms(site).items():
-            self._put_norms(index, role, k, norms)
+        norms = {"norm_in": [site.norm_in], "norm_branch": [site.norm_branch], "norm_out": site.norms_out}
+        for role, of_role in norms.items():
+            self._put_norms(index, role, k, of_role)
         self.put([index], "matrices", measure_matrices(site, self.probes.find_mask(k)).items())
         with self.omitting(f"write at {site.id}"):
             if (sums := split_sums(self.probes.program, site)) is None:
@@ -137,22 +277,21 @@ class ProgramForward(Forward):
             shares = self._measure_shares(total.counted, write.counted)
             self.put([index], "write", [*write.statistics.items(), *write_statistics(before, write), *shares])
 
-    def _measure_shares(self, total: Tensor, write: Tensor) -> Iterator[tuple[str, float]]:
+    def _measure_shares(self, total: Tensor, write: Tensor) -> Statistics:
         """Yield the share of B W in the sum of all streams, and in that of each: both `(tokens, n d)`."""
         of_each = zip(*(part.split(self.probes.program.width, -1) for part in (total, write)), strict=True)
         for k, (whole, part) in enumerate([(total, write), *of_each], -1):
             name = "share" if k < 0 else f"share_{k}"
             yield name, float(source_shares({name: part}, whole)[name].mean())
 
-    def _put_norms(self, index: int, role: str, k: int, norms: Iterable[Norm]) -> None:
+    def _put_norms(self, index: int, role: str, k: int, norms: Iterable[Norm | None]) -> None:
         """Record the rstd of a sublayer's norms of one role. Their inputs have the tokens of state `k`."""
+        program, arrange = self.probes.program, self.probes.arrange
         with self.omitting(f"{role} at {self.probes.recorded[index].id}"):
-            program = self.probes.program
-            state = program.spine.states[k]
-            rstds = [1.0 / norm.denominator(to_streams(program.carrier, norm.x, like=state)) for norm in norms]
+            inputs = {norm: to_streams(program.carrier, norm.x, like=program.spine.states[k]) for norm in norms if norm}
+            rstds = [arrange(1.0 / norm.denominator(x), k).counted.flatten() for norm, x in inputs.items()]
             if rstds:
-                rstd = torch.cat([self.probes.arrange(rstd, k).counted.flatten() for rstd in rstds])
-                self.put([index], role, rstd_statistics(rstd))
+                self.put([index], role, rstd_statistics(torch.cat(rstds)))
 
 
 class ProgramSample(Sample):
@@ -190,24 +329,23 @@ class ProgramSample(Sample):
         return t if len(t) == 1 else t[self._rows]
 
     def _freeze(self, part: Map, sources: Sequence[Value]) -> Equation:
-        columns: list[Column] = []
+        operands: list[tuple[int, Sequence[Step]]] = []
         for column in part.columns:
-            norm, inner = None, None
+            steps = [partial(multiply, self._choose_rows(shrink(column.matrix)))]
             if column.norm is not None:  # it may read a multiple of the source
-                norm = self._freeze_norm(column.norm)
                 of_norm = measure_map(self._carrier, column.norm.x, [column.source])
-                inner = self._choose_rows(shrink(of_norm.columns[0].matrix))
-            matrix = self._choose_rows(shrink(column.matrix))
-            columns.append(Column(sources.index(column.source), matrix, norm, inner))
-        bias = None if part.bias is None else self._choose_rows(part.bias)
+                inner = partial(multiply, self._choose_rows(shrink(of_norm.columns[0].matrix)))
+                steps = [inner, self._freeze_norm(column.norm), *steps]
+            operands.append((sources.index(column.source), steps))
         norms = [] if part.norm is None else [self._freeze_norm(part.norm)]
-        return Equation(columns, bias, [*norms, _multiply_factors(part.factors, part.target.shape[-1])])
+        factors = partial(scale, _multiply_factors(part.factors, part.target.shape[-1]))
+        return Equation(operands, [*norms, factors], None if part.bias is None else self._choose_rows(part.bias))
 
-    def _freeze_norm(self, norm: Norm) -> FrozenNorm:
+    def _freeze_norm(self, norm: Norm) -> partial[Components]:
         gains = (norm.weight, norm.bias)  # an optimizer may change them before the map is computed
         weight, bias = (gain and replace(gain, tensor=gain.tensor.detach().clone()) for gain in gains)
         bias = bias if bias is not None and bool(bias.tensor.any()) else None  # zeros are no source
-        return FrozenNorm(replace(norm, weight=weight, bias=bias), norm.denominator(self._take(norm.x)))
+        return partial(normalize, replace(norm, weight=weight, bias=bias), norm.denominator(self._take(norm.x)))
 
 
 def _multiply_factors(factors: Iterable[Factor], width: int) -> Tensor | float:

@@ -12,6 +12,8 @@ import datetime
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,12 +42,11 @@ from addnorm.stream.record.forward import Forward, StreamForward
 from addnorm.stream.record.gradients import GradientHooks
 from addnorm.stream.record.measurements import do_nothing
 from addnorm.stream.record.probes import Leaves, Probes, describe_parts
-from addnorm.stream.record.program_forward import ProgramForward
-from addnorm.stream.record.program_probes import ProgramProbes
+from addnorm.stream.record.program_forward import ProgramForward, ProgramProbes
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import Sample
 from addnorm.stream.record.statistics import parameter_norm
-from addnorm.stream.tokens import Masks, TokenMask, check_mask_streams
+from addnorm.stream.tokens import Masks, read_masks
 
 
 @contextmanager
@@ -109,7 +110,8 @@ def record(
         check_int("accumulate", accumulate, 1)
     if isinstance(layers, int | str):
         raise TypeError(f"layers is {layers!r}, expected a list of numbers, counted from 0: [{layers}] for one layer.")
-    recorder = _Recorder(model, grads, every, layers, tokens, accumulate, gather)
+    chosen = None if layers is None else [*layers]
+    recorder = _Recorder(model, grads, every, chosen, tokens, accumulate, gather)
     try:
         with use_nonreentrant_checkpoints(), observe_forwards(model, recorder.begin, recorder.end):
             yield recorder.recording
@@ -162,39 +164,40 @@ class StepCounter:
             self._ran_since_step = False
 
 
+@dataclass(eq=False)
 class _Recorder:
     """State of one `record` block; its arguments are those of `record`."""
 
-    def __init__(
-        self, model: nn.Module, grads: bool, every: int, layers: Iterable[int] | None, tokens: Masks,
-        accumulate: int | None, gather: bool,
-    ) -> None:  # fmt: skip
-        self.model: nn.Module = getattr(model, "_orig_mod", model)
-        self.grads, self.every, self.masks, self.gather = grads, every, tokens, gather
-        self.layers = None if layers is None else [*layers]
+    model: nn.Module
+    grads: bool
+    every: int
+    layers: list[int] | None
+    masks: Masks
+    accumulate: int | None
+    gather: bool
+
+    def __post_init__(self) -> None:
+        model = self.model
+        self.model = getattr(model, "_orig_mod", model)
         now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
         metadata = {"model": type(self.model).__name__, "torch": torch.__version__, "date": now}
         self.recording = Recording((), metadata)
-        self.recording._update_maps = self._update_maps
         self._has_fsdp = bool(find_fsdp_modules(self.model))
-        if gather and has_flat_parameters(self.model):
+        if self.gather and has_flat_parameters(self.model):
             raise ValueError(
                 "gather is True, expected False for FullyShardedDataParallel: shard the model with fully_shard to measure "
                 "whole parameters."
             )
-        self._gradients = GradientHooks(self.recording, accumulate != 1, gather)
-        self._steps = StepCounter(self.model, accumulate)
-        self._probes: dict[Any, Probes] = {}
-        # By the kind of forward that has a residual program: the shapes of the inputs, and the last program.
-        self._programs: dict[Any, tuple[Any, ProgramProbes]] = {}
+        self._gradients = GradientHooks(self.recording, self.accumulate != 1, self.gather)
+        self._steps = StepCounter(self.model, self.accumulate)
+        # By the kind of forward. A forward that has a residual program is captured anew each time.
+        self._probes: dict[Any, Probes | ProgramProbes] = {}
         self._key: Any = None  # of the forward
         self._forward: Forward | None = None
-        self._samples: Mapping[str, Sample] = {}
-        self._has_new_samples = False  # since the last time that maps were computed
         if model is not self.model or any(hasattr(m, "_orig_mod") for m in model.modules()):
             self._note("the model is compiled, and recorded eagerly")
             warnings.warn(
-                "the model is compiled, and recorded eagerly: a compiled graph cannot be observed.", stacklevel=4
+                "the model is compiled, and recorded eagerly: a compiled graph cannot be observed.", stacklevel=5
             )
 
     def begin(self, mode: ObserverMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -216,13 +219,11 @@ class _Recorder:
         if step % self.every:
             return False
         self._key = _call_key(self.model, args, kwargs)
-        known = self._probes.get(self._key)
-        probes: Probes | ProgramProbes | None = known
+        probes = known = self._probes.get(self._key)
         shapes = tuple(t.shape for t in tensors)
-        if known is None or known.is_stale(shapes, self.masks is not None):
+        if not isinstance(known, Probes) or known.is_stale(shapes, self.masks is not None):
             if (probes := self._find_probes(args, kwargs, shapes)) is None:
-                of_shapes, probes = self._programs.get(self._key, (None, None))
-                probes = probes if of_shapes == shapes else None
+                probes = known if known is not None and known.shapes == shapes else None
                 self._note(
                     f"forward {self._steps.forwards - 1} {'is not' if probes is None else 'is only in part'} recorded: the "
                     "equations of the first do not close in it, as where numbers overflow or a layer is skipped"
@@ -231,17 +232,16 @@ class _Recorder:
                     return False
             self.recording.metadata.setdefault("inputs", format_inputs(args, kwargs))
         assert probes is not None
-        check_mask_streams(self.masks, probes.streams)
-        masks = {name: TokenMask.from_argument(self.masks, name, kwargs) for name in probes.streams}
+        masks = read_masks(self.masks, probes.streams, kwargs)
         if self._has_fsdp:
             reshard(self.model)
         leaves = Leaves(self.model, arguments, dict(self.model.named_parameters()), self._has_fsdp)
         if self.grads:
-            self._gradients.add_parameters(probes, leaves.parameters, self._has_fsdp)
+            self._gradients.add_parameters(probes.sites, leaves.parameters, self._has_fsdp)
         gradients = self._gradients if self.grads else None
-        kind = ProgramForward if isinstance(probes, ProgramProbes) else StreamForward
+        kind: type[Forward] = ProgramForward if isinstance(probes, ProgramProbes) else StreamForward
         self._forward = kind(self.recording, step, probes, masks, leaves, gradients, mode)
-        self._samples = self._forward.samples
+        self.recording._update_maps = do_nothing  # of the step before
         return True
 
     def end(self, mode: ObserverMode) -> None:
@@ -250,7 +250,8 @@ class _Recorder:
         assert forward is not None
         forward.release()
         if missed := forward.list_missed():  # other operators ran: the next forward is inspected again
-            self._probes.pop(self._key, None)
+            if isinstance(forward.probes, Probes):
+                self._probes.pop(self._key, None)
             path, call, *_ = min(missed)
             self._note(
                 f"in forward {self._steps.forwards - 1} {len(missed)} of {len(forward.ops)} places were not met, the first in "
@@ -265,25 +266,21 @@ class _Recorder:
             parameters = [named[name].detach() for name in site.parameters if name in named]
             if (norm := parameter_norm(parameters, self.gather)) is not None:
                 self.recording.add(forward.step, site.index, "params", "l2", norm)
-        self._has_new_samples = True
+        self.recording._update_maps = partial(self._compute_maps, forward.samples)
 
     def close(self) -> None:
         """Remove all hooks, and compute the maps of the last step."""
         self._steps.close()
         self._gradients.close()
-        try:
-            self._update_maps()
-        finally:
-            self.recording._update_maps = do_nothing  # the recording does not keep the model
-            self._samples = {}
+        self.recording._update_maps()  # so that the recording does not keep the model
 
     def _note(self, text: str) -> None:
         self.recording.metadata["note"] = text
 
-    def _update_maps(self) -> None:
-        """Compute memory maps and balances of the last step. Delete the old map of a stream that has none in this step."""
-        new, self._has_new_samples = self._has_new_samples, False
-        for name, sample in self._samples.items() if new else ():
+    def _compute_maps(self, samples: Mapping[str, Sample]) -> None:
+        """Compute memory maps and balances of a step. Delete the old map of a stream that has none in this step."""
+        self.recording._update_maps = do_nothing
+        for name, sample in samples.items():
             memory_map, self.recording.balances[name] = sample.compute()
             self.recording.memory_maps.pop(name, None)
             if memory_map is not None:
@@ -306,7 +303,7 @@ class _Recorder:
             for edit in list_edits(self.model):  # of a model that ran otherwise
                 if isinstance(edit, AddEdit):
                     raise edit.build_missed_error()
-            probes = ProgramProbes(program, flow, self.layers)
+            probes = ProgramProbes(program, flow, self.layers, shapes)
         elif inspection is None:
             return None
         elif not inspection.sites:
@@ -314,12 +311,11 @@ class _Recorder:
                 f"{type(self.model).__name__} has no residual stream to record: {inspection.unknown[0].reason}."
             )
         else:
-            probes = self._probes[self._key] = Probes(inspection, self.layers, shapes)
+            probes = Probes(inspection, self.layers, shapes)
             flow.release_tensors()
         if not probes.sites:
-            raise ValueError(
-                f"layers is {self.layers}, expected numbers from 0 to {probes.num_layers - 1}: the layers of the model."
-            )
+            last = max(stream.num_layers for stream in probes.streams.values()) - 1
+            raise ValueError(f"layers is {self.layers}, expected numbers from 0 to {last}: the layers of the model.")
         known = self.recording.sites
         if not known:
             self.recording.sites = tuple(probes.recorded)
@@ -327,14 +323,13 @@ class _Recorder:
             mode = "training" if self.model.training else "evaluation"
             self.recording.metadata |= describe_parts([*probes.streams.values()], unknown, mode)
         elif [site.id for site in known] != [site.id for site in probes.recorded]:
-            if self._key in self._programs:
+            if isinstance(self._probes.get(self._key), ProgramProbes):
                 return None
             raise ValueError(
                 f"forward {self._steps.forwards - 1} has {len(probes.sites)} sublayers, expected the {len(known)} sites of the "
                 "first: record models or inputs whose sublayers differ one by one."
             )
-        if isinstance(probes, ProgramProbes):
-            self._programs[self._key] = shapes, probes
+        self._probes[self._key] = probes
         return probes
 
     def _inspect(self, args: Any, kwargs: dict[str, Any]) -> tuple[Flow, Inspection | None, Program | None]:
@@ -344,7 +339,8 @@ class _Recorder:
         """
         edits = [edit for edit in list_edits(self.model) if isinstance(edit, OutputEdit)]
         in_inference = torch.is_inference_mode_enabled()
-        if not self._programs:
+        has_program = any(isinstance(probes, ProgramProbes) for probes in self._probes.values())
+        if not has_program:
             flow = capture_flow(self.model, args, kwargs, edits)
             with torch.no_grad():
                 inspection = inspect_flow(self.model, flow)
@@ -355,9 +351,9 @@ class _Recorder:
             flow = capture_flow(self.model, args, kwargs, edits)
             with torch.no_grad():
                 program = find_repeated_program(flow)
-                if program is not None and not self._programs:
+                if program is not None and not has_program:
                     identify(program)
-        return (flow, None, program) if program is not None or self._programs else found
+        return (flow, None, program) if program is not None or has_program else found
 
 
 def _call_key(model: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from addnorm._util.blocks import Block, Column, Drawing, Paragraph, Span, Table, TableRow
 from addnorm._util.charts import Chart, Panel, depth_axis, depth_series
@@ -22,23 +22,16 @@ if TYPE_CHECKING:
     from addnorm.stream.record.plot import Plots
 
 
-class SummaryColumn(NamedTuple):
-    """Statistic with a column in the table by depth."""
-
-    heading: str
-    role: str
-    statistic: str
-
-
-COLUMNS = (
-    SummaryColumn("stream rms", "out", "rms"),
-    SummaryColumn("write / stream", "write", "ratio"),
-    SummaryColumn("cosine", "write", "cosine"),
-    SummaryColumn("similarity", "out", "similarity"),
-    SummaryColumn("gradient", "grad", "l2"),
-    SummaryColumn("frozen gradient", "grad_frozen", "l2"),
-    SummaryColumn("weight gradient", "params", "grad_l2"),
-)
+SIMILARITY, FROZEN = "similarity", "frozen gradient"
+COLUMNS = {  # of the table by depth: role and statistic by the heading
+    "stream rms": ("out", "rms"),
+    "write / stream": ("write", "ratio"),
+    "cosine": ("write", "cosine"),
+    SIMILARITY: ("out", "similarity"),
+    "gradient": ("grad", "l2"),
+    FROZEN: ("grad_frozen", "l2"),
+    "weight gradient": ("params", "grad_l2"),
+}
 NOTE = (
     "stream rms: after the sublayer; cosine: between write and stream; similarity: between tokens; "
     "gradient: its norm at the stream; weight gradient: its norm over the sublayer's weights."
@@ -47,7 +40,7 @@ FROZEN_NOTE = " frozen gradient: the gradient with the computed A, B and C as co
 EMPTY = "Nothing is recorded: call the model while the recorder is open, in its `with` block."
 UNDEFINED = "-"
 LONE_NOTE = " -: no sequence has two tokens that are not zero."
-CHARTS = {"stream rms": COLUMNS[0], "gradient at the stream": COLUMNS[4]}  # in notebooks
+CHARTS = {"stream rms": "stream rms", "gradient at the stream": "gradient"}  # columns, in notebooks
 HEIGHT = 84  # of a panel, in pixels
 CELL = 8  # characters
 
@@ -136,16 +129,19 @@ class Recording(Rendered, Measurements):
             yield Paragraph(EMPTY)
             return
         axis, places = depth_axis(self.sites)
-        drawn = {
-            title: depth_series("", self.series(column.role, column.statistic), places)
-            for title, column in CHARTS.items()
-        }
-        panels = [Panel(title, series, height=HEIGHT) for title, series in drawn.items() if series]
+        series = {heading: values for heading, pair in COLUMNS.items() if (values := self.series(*pair))}
+        panels = [
+            Panel(title, depth_series("", series[heading], places), height=HEIGHT)
+            for title, heading in CHARTS.items() if heading in series
+        ]  # fmt: skip
         if panels:
             yield Drawing(chart_image(Chart("By depth", "At the last step that has numbers.", panels, axis, columns=2)))
-        series = ((column.heading, self.series(column.role, column.statistic)) for column in COLUMNS)
-        columns = {heading: {site.id: value for site, value in values} for heading, values in series if values}
-        alone = self._find_lone_tokens()
+        columns = {heading: {site.id: value for site, value in values} for heading, values in series.items()}
+        rms, similarity = (columns.get(heading, {}) for heading in ("stream rms", SIMILARITY))
+        # No sequence has two tokens that are not zero.
+        alone = {
+            site for site, value in similarity.items() if math.isnan(value) and math.isfinite(rms.get(site, value))
+        }
         rows: list[TableRow | Sequence[Span]] = []
         stream = self.streams[0] if len(self.streams) == 1 else ""
         for site in self.sites:
@@ -162,7 +158,7 @@ class Recording(Rendered, Measurements):
                     ENDS.get(site.kind, site.kind),
                     "" if is_end else site.id,
                     *(
-                        UNDEFINED if site.id in alone and heading == COLUMNS[3].heading else _cell(values.get(site.id))
+                        UNDEFINED if site.id in alone and heading == SIMILARITY else _cell(values.get(site.id))
                         for heading, values in columns.items()
                     ),
                 ]
@@ -171,7 +167,7 @@ class Recording(Rendered, Measurements):
         yield Table(
             [*headings, *(Column(heading, "right", drop="last") for heading in columns)],
             rows,
-            caption=NOTE + FROZEN_NOTE * (COLUMNS[5].heading in columns) + LONE_NOTE * bool(alone),
+            caption=NOTE + FROZEN_NOTE * (FROZEN in columns) + LONE_NOTE * bool(alone),
         )
         if statistics := self._list_stream_statistics():
             yield from build_statistics(statistics)
@@ -197,12 +193,6 @@ class Recording(Rendered, Measurements):
                 found[site] = (*found.get(site, ()), value)
             k += 1
         return found
-
-    def _find_lone_tokens(self) -> set[str]:
-        """Return the ids of sites whose stream is finite and similarity NaN, as no sequence has two tokens that are not zero."""
-        rms, similarity = (self.series(column.role, column.statistic) for column in (COLUMNS[0], COLUMNS[3]))
-        finite = {site.id for site, value in rms if math.isfinite(value)}
-        return {site.id for site, value in similarity if math.isnan(value) and site.id in finite}
 
 
 def _steps_text(steps: tuple[int, ...]) -> str:

@@ -6,23 +6,22 @@ than `BYTES`. With norms frozen, the components of a state follow from those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
-from typing import NamedTuple
+from itertools import chain, zip_longest
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.dataflow.observers import Observer
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sites import Stream
 from addnorm.stream.find.sublayers import Sublayer
-from addnorm.stream.record.probes import Leaves
+from addnorm.stream.record.probes import Leaves, Observed
 from addnorm.stream.record.schema import Balance, MemoryMap
 from addnorm.stream.shares import (
     BIASES,
@@ -41,70 +40,61 @@ UNSAMPLED = "a state or write of the stream cannot be sampled"
 TOKENS = 64  # in any sample, and at once in the arithmetic
 
 
-class FrozenNorm(NamedTuple):
-    """A norm, with its weights as of the forward.
-
-    Attributes:
-        norm: the norm.
-        denominator: its denominators, `(tokens, n, 1)`; None for those of the sum of the components.
-    """
-
-    norm: Norm
-    denominator: Tensor | None = None
-
-    def apply(self, parts: Components, rows: slice) -> Components:
-        """Return the norm's output from the components of its input."""
-        own = self.denominator
-        return propagate_through(self.norm, parts, None if own is None else _select(own, rows))
-
-
-class Column(NamedTuple):
-    """One operand of an equation: a matrix `(tokens, n_out, n_in, d)` times a value, or the norm of `inner` times it."""
-
-    source: int  # place among the values of the state, and the writes after them
-    matrix: Tensor
-    norm: FrozenNorm | None = None
-    inner: Tensor | None = None
-
-    def apply(self, parts: Components, rows: slice) -> Components:
-        """Return the components of the operand."""
-        if self.norm is not None and self.inner is not None:
-            parts = self.norm.apply(_multiply(self.inner, parts, rows), rows)
-        return _multiply(self.matrix, parts, rows)
+Step = Callable[
+    [Components, slice], Components
+]  # from the components of a value to those of another one, for some tokens
 
 
 class Equation(NamedTuple):
-    """The equation of one value of a state, for the sampled tokens: a sum, and the norms and factors after it."""
+    """The equation of one value of a state, for the sampled tokens: a sum of operands, and the steps after it.
 
-    columns: Sequence[Column]
-    bias: Tensor | None
-    after: Sequence[FrozenNorm | Tensor | float]
+    Attributes:
+        operands: the place of each among the values of the state and the writes after them, and the steps to the operand.
+        after: the norms and factors after the sum.
+        bias: `(tokens, n, d)`, or the one that is the same for all; None without one.
+    """
+
+    operands: Sequence[tuple[int, Sequence[Step]]]
+    after: Sequence[Step]
+    bias: Tensor | None = None
 
     def apply(self, sources: Sequence[Components], rows: slice) -> Components:
         """Return the components of the value from those of the values of the state before it, and of the writes."""
         total: Components = {}
-        for column in self.columns:
-            for name, part in column.apply(sources[column.source], rows).items():
+        for source, steps in self.operands:
+            for name, part in _run(steps, sources[source], rows).items():
                 total[name] = total[name] + part if name in total else part
         if self.bias is not None:
             bias = _select(self.bias, rows).expand_as(next(iter(total.values())))
             total[BIASES] = total.get(BIASES, 0.0) + bias
-        for step in self.after:
-            if isinstance(step, FrozenNorm):
-                total = step.apply(total, rows)
-            else:
-                total = {name: part * step for name, part in total.items()}
-        return total
+        return _run(self.after, total, rows)
+
+
+def _run(steps: Iterable[Step], parts: Components, rows: slice) -> Components:
+    for step in steps:
+        parts = step(parts, rows)
+    return parts
+
+
+def multiply(matrix: Tensor, parts: Components, rows: slice) -> Components:
+    """Return a matrix `(tokens, n_out, n_in, d)` times the components."""
+    own = _select(matrix, rows)
+    return {name: (own * part.unsqueeze(1)).sum(2) for name, part in parts.items()}
+
+
+def scale(factor: Tensor | float, parts: Components, rows: slice) -> Components:
+    """Return a factor that is the same for all tokens times the components."""
+    return {name: part * factor for name, part in parts.items()}
+
+
+def normalize(norm: Norm, denominator: Tensor | None, parts: Components, rows: slice) -> Components:
+    """Return the components of a norm's output. Its denominators, `(tokens, n, 1)`, are those of the sum for None."""
+    return propagate_through(norm, parts, None if denominator is None else _select(denominator, rows))
 
 
 def _select(t: Tensor, rows: slice) -> Tensor:
     """Return some of the tokens in float64, or the one row that is the same for all."""
     return (t if len(t) == 1 else t[rows]).double()
-
-
-def _multiply(matrix: Tensor, parts: Components, rows: slice) -> Components:
-    own = _select(matrix, rows)
-    return {name: (own * part.unsqueeze(1)).sum(2) for name, part in parts.items()}
 
 
 class Sample:
@@ -229,26 +219,22 @@ class TokenSample(Sample):
     def __init__(self, stream: Stream) -> None:
         self.chain, self.width = stream.chain, stream.width
         self._states = [*map(stream.layout.find_entry, range(len(self.chain.adds))), self.chain.states()[-1]]
-        self._sublayers = [sublayer for of_add in self.chain.sublayers for sublayer in of_add]
-        self._kept: dict[Value | Sublayer, Tensor] = {}  # tokens of states and writes, or one that is the same for all
+        # Tokens of states and writes, or one that is the same for all; None until they are met.
+        self._kept: dict[Value | Sublayer, Any] = dict.fromkeys(
+            [*self._states, *chain.from_iterable(self.chain.sublayers)]
+        )
         self._gains: dict[Value, Tensor] = {}  # weights and biases of norms, as of the forward
         self._chosen: Tensor | None = None  # indices of the sampled tokens
         self._count = 0  # of a state's tokens
-        self._names = {id(site.sublayer): site.id for site in stream.sites}
+        self._names = {site.sublayer: site.id for site in stream.sites}
         super().__init__(self._names.values(), find_tolerance(self.chain) * len(self._states) ** 0.5)
         self.reason = self._find_obstacle()
 
-    def list_observers(self, leaves: Leaves) -> Iterator[tuple[Value, Observer]]:
-        """Yield the weights and biases of norms on the stream that operators compute, each with its observer."""
+    def list_observers(self, leaves: Leaves) -> Observed:
+        """Yield the observers of the weights and biases of norms on the stream."""
         norms = [norm for of_add in self.chain.norms_out for norm in of_add if not self.reason]
         for gain in filter(None, (gain for norm in norms for gain in (norm.weight, norm.bias))):
-            if gain.op is not None:
-                yield gain, partial(self._keep_gain, gain)
-            elif (use := leaves.find_use(gain)) is not None:
-                yield use, partial(self._keep_used, gain, leaves)
-            else:  # an optimizer may change it before the map is computed
-                leaf = leaves.read(gain)
-                self._keep_gain(gain, gain.tensor if leaf is None else leaf)
+            yield from leaves.observe(gain, partial(self._keep_gain, gain))
 
     def _find_obstacle(self) -> str:
         """Return why components cannot be propagated: a step on the stream that is not a constant factor; else empty text."""
@@ -260,15 +246,11 @@ class TokenSample(Sample):
         return find_step_obstacle(self.chain, ("constant",))
 
     def _keep_gain(self, gain: Value, tensor: Tensor) -> None:
-        self._gains[gain] = tensor.detach().clone()
-
-    def _keep_used(self, gain: Value, leaves: Leaves, tensor: Tensor) -> None:
-        if (used := leaves.read_used(gain)) is not None:
-            self._keep_gain(gain, used)
+        self._gains[gain] = tensor.detach().clone()  # an optimizer may change it before the map is computed
 
     def keep(self, key: Value | Sublayer, tokens: Tokens) -> None:
         """Keep a copy of the sampled tokens of a state, or of a sublayer's write."""
-        if not self.reason and key in self._states + self._sublayers:
+        if not self.reason and key in self._kept:
             try:
                 self._kept[key] = self._copy_sampled(tokens, isinstance(key, Value))
             except OmittedError as error:
@@ -281,7 +263,7 @@ class TokenSample(Sample):
         rows = ordered.flat[:, None]
         count = len(rows)
         if self._chosen is None and is_state:
-            size = len(self._states + self._sublayers) * self.width * rows.element_size()  # of one token
+            size = len(self._kept) * self.width * rows.element_size()  # of one token
             self._count, self._chosen = count, self.choose(rows, ordered.mask, size)
         if count == 1 and not is_state:  # a bias, the same for all tokens
             return rows.clone()
@@ -292,13 +274,13 @@ class TokenSample(Sample):
         return rows[self._chosen]
 
     def _weigh(self) -> tuple[MemoryMap, Balance]:
-        missing = len(self._states + self._sublayers) - len(self._kept)
-        if not self.reason and missing:
-            self.reason = f"{missing} of {missing + len(self._kept)} states and writes were not met in the last step"
+        missing = sum(tokens is None for tokens in self._kept.values())
+        if missing:
+            self.refuse(f"{missing} of {len(self._kept)} states and writes were not met in the last step")
         if not self.reason:
             self.states = [[self._kept[state]] for state in self._states]
             self.writes = [
-                [(self._names.get(id(sublayer), BIASES), self._kept[sublayer]) for sublayer in of_add]
+                [(self._names.get(sublayer, BIASES), self._kept[sublayer]) for sublayer in of_add]
                 for of_add in self.chain.sublayers
             ]
             self.equations = [[self._freeze_add(k)] for k in range(len(self.chain.adds))]
@@ -306,16 +288,16 @@ class TokenSample(Sample):
 
     def _freeze_add(self, k: int) -> Equation:
         """Return an add as an `Equation`, with the weights that the forward used."""
-        path, state = self.chain.adds[k].residual_path, self.states[0][0]
-        one = torch.ones(1, 1, 1, 1, dtype=torch.float64, device=state.device)
-        columns = [Column(0, path.number * one), *(Column(1 + j, one) for j in range(len(self.chain.sublayers[k])))]
-        after: list[FrozenNorm | Tensor | float] = []
+        add = self.chain.adds[k]
+        operands: list[tuple[int, Sequence[Step]]] = [(0, [partial(scale, add.residual_path.number)])]
+        operands += ((1 + j, ()) for j in range(len(self.chain.sublayers[k])))
+        after: list[Step] = []
         for path, norm in zip_longest(find_paths(self.chain, k), self.chain.norms_out[k]):
-            after.append(path.number)
+            after.append(partial(scale, path.number))
             if norm is not None:
                 frozen = replace(norm, weight=self._freeze(norm.weight), bias=self._freeze(norm.bias))
-                after.append(FrozenNorm(frozen))
-        return Equation(columns, None, after)
+                after.append(partial(normalize, frozen, None))
+        return Equation(operands, after)
 
     def _freeze(self, gain: Value | None) -> Value | None:
         """Return a weight or bias of a norm as of the forward."""

@@ -173,15 +173,6 @@ STATISTICS = (
 BY_STREAM = {*((role, name) for role in ("in", "out", "grad", "grad_frozen") for name in ("l2", "rms", "max")),
              ("write", "share")}  # fmt: skip
 
-# Labels of axes, and the limits of those that do not follow the values.
-AXIS_LABELS = {
-    ("grad", "l2"): "‖∂loss / ∂stream‖", ("grad_frozen", "l2"): "‖∂loss / ∂stream‖ with A, B, C frozen",
-    ("params", "grad_l2"): "‖∂loss / ∂parameters‖",
-    ("write", "ratio"): "‖write‖ / ‖stream‖", ("write", "cosine"): "cos(write, stream)",
-    ("out", "similarity"): "cos(token, token)",
-}  # fmt: skip
-LIMITS = {("write", "cosine"): (-1.0, 1.0), ("out", "similarity"): (0.0, 1.0)}
-
 _BY_NAME = {(statistic.role, statistic.name): statistic for statistic in STATISTICS}
 _PLACES = {key: place for place, key in enumerate(_BY_NAME)}
 

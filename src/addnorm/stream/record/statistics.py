@@ -7,20 +7,20 @@ Each function yields the statistics of one role that `STATISTICS` in schema.py d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from addnorm.stream.dataflow.memory import is_in_memory
 from addnorm.stream.dataflow.wrappers import gather, is_sharded, is_wrapper, local_part
-from addnorm.stream.tokens import Tokens, upcast
+from addnorm.stream.tokens import Statistics, Tokens, upcast
 
 MEDIAN_SAMPLE = 16_384  # number of elements from which the median is computed
 MASSIVE, TIMES_MEDIAN = 100.0, 1000.0  # Sun et al. 2024, "Massive Activations in Large Language Models"
 
 
-def write_statistics(x: Tokens, write: Tokens) -> Iterator[tuple[str, float]]:
+def write_statistics(x: Tokens, write: Tokens) -> Statistics:
     """Yield ratio, cosine: the write compared with the stream it is added to, token by token in the same order."""
     dots = (upcast(x.counted) * upcast(write.counted)).sum(-1)
     yield "ratio", float((write.lengths / x.lengths).mean())
@@ -33,7 +33,7 @@ def unchanged_share(x: Tokens, write: Tokens) -> float:
     return float(((before + added).to(before.dtype) == before).float().mean(-1).mean())
 
 
-def state_statistics(tokens: Tokens) -> Iterator[tuple[str, float]]:
+def state_statistics(tokens: Tokens) -> Statistics:
     """Yield similarity, massive, top: statistics of the stream after a sublayer."""
     similarity = _similarity(tokens)
     if similarity is not None:
@@ -66,7 +66,7 @@ def _similarity(tokens: Tokens) -> float | None:
     return float(((total - counts)[several] / pairs).mean())
 
 
-def _massive_activations(tokens: Tokens) -> Iterator[tuple[str, float]]:
+def _massive_activations(tokens: Tokens) -> Statistics:
     """Yield "massive" and "top": the number of large elements, and the largest |x| / median |x|.
 
     Large are those above max(100, 1000 × median |x|); the median is that of a sample.
@@ -84,7 +84,7 @@ def _massive_activations(tokens: Tokens) -> Iterator[tuple[str, float]]:
     yield "top", largest / median if median else math.inf if largest else math.nan
 
 
-def rstd_statistics(rstd: Tensor) -> Iterator[tuple[str, float]]:
+def rstd_statistics(rstd: Tensor) -> Statistics:
     """Yield rstd, rstd_min, rstd_max from the reciprocal denominators of a norm, `(n,)`; nothing if there are none."""
     if rstd.numel():
         yield "rstd", float(rstd.mean())

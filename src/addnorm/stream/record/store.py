@@ -58,9 +58,12 @@ def check_path(path: Path) -> None:
 
 def save(recording: Measurements, path: Path) -> Path:
     """Write a recording to a file whose suffix is .json or .parquet, atomically, and return its path."""
-    write = _write_parquet if _is_parquet(path) else _write_json
+    is_parquet = _is_parquet(path)
     with atomic_path(path) as temporary:
-        write(recording, temporary)
+        if is_parquet:
+            _write_parquet(recording, temporary)
+        else:
+            temporary.write_text(jsonio.dumps(to_dict(recording)), encoding="utf-8")
     return path
 
 
@@ -73,10 +76,6 @@ def load(path: Path, recording_type: type[R]) -> R:
     """
     read, reader = _read_parquet if _is_parquet(path) else _read_json, _Reader(path)
     return reader.recording(read(reader), recording_type)
-
-
-def _write_json(recording: Measurements, path: Path) -> None:
-    path.write_text(jsonio.dumps(to_dict(recording)), encoding="utf-8")
 
 
 def _read_json(reader: _Reader) -> Any:
