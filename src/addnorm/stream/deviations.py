@@ -223,7 +223,12 @@ def _compare_equations(stream: Stream, ours: Described, theirs: Described) -> It
     """Yield the differences of the rows and norms of two streams of the same size."""
     for site, own, their in zip(stream.sites, ours["sites"], theirs["sites"], strict=True):
         yield from _compare_kinds(own, their, {"kind": "the sublayer", "role": "the role"})
-        for words in _compare_row(site, _read_row(their["row"]), their["parallel"] > 1, False):
+        factors: dict[str, Any] = {
+            name: Learned(f["mean"], per_feature=f["per_feature"]) if isinstance(f := their["row"][name], dict) else f
+            for name in FACTORS
+        }
+        row = Row(**{name: their["row"][name] for name in NORMS}, **factors)
+        for words in _compare_row(site, row, their["parallel"] > 1, False):
             yield Difference(*words, site.id)
         for name in NORMS:  # a norm that is missing is a difference of the row
             yield from _compare_norm_options("", own["norms"].get(name), their["norms"].get(name), site.id)
@@ -318,15 +323,6 @@ def _describe_option(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or "missing"
     return format_number(value, trim=True) if isinstance(value, float) else "there"
-
-
-def _read_row(row: Described) -> Row:
-    """Return a row from its JSON types."""
-    factors: dict[str, Any] = {
-        name: Learned(f["mean"], per_feature=f["per_feature"]) if isinstance(f := row[name], dict) else f
-        for name in FACTORS
-    }
-    return Row(**{name: row[name] for name in NORMS}, **factors)
 
 
 def _compare_dtypes(stream: Stream, terms: Mapping[str, Tensor], k: int) -> Iterator[Difference]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise, permutations, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,14 +20,14 @@ from torch import Tensor
 from addnorm._util.files import atomic_path
 from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.arithmetic import is_view
-from addnorm.stream.dataflow.graph import Op, Value
+from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.replay import recompute, relative_error, replay_op
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.find import paths
 from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.sites import Site, Stream
 from addnorm.stream.inspection import Inspection
-from addnorm.stream.layout.dimensions import Layout, apply_layout, find_layout
+from addnorm.stream.layout.dimensions import apply_layout, find_layout
 from addnorm.stream.models.hf import first_line
 from addnorm.stream.program.maps import join_streams
 from addnorm.stream.program.result import Program, ProgramSite
@@ -105,7 +104,17 @@ def list_terms(stream: Stream) -> Iterator[_Term]:
         layout = find_layout(value, state)
         if layout is None and state is not at and math.prod(value.shape) == math.prod(state.shape):
             layout = [*state.shape], [*range(len(state.shape))]
-        return _Term(name, site, [value], partial(_place_value, shape, state.shape, layout, ops))
+
+        def place(tensors: Sequence[Tensor]) -> Tensor:
+            (tensor,) = tensors
+            if layout is not None:  # that of the state, then after the views of the path to the add
+                tensor = apply_layout(layout, tensor).reshape(state.shape)
+                for op in reversed(ops):
+                    tensor = replay_op(op, tensor) if is_view(op) else tensor
+            is_flat = len(tensor.shape) != len(shape) and tensor.numel() == math.prod(shape)
+            return tensor.reshape(shape) if is_flat and tensor.shape[-1] == shape[-1] else tensor
+
+        return _Term(name, site, [value], place)
 
     if chain.first_norm is not None:
         yield term("embedding", None, chain.first_norm.x, first)
@@ -122,19 +131,6 @@ def list_terms(stream: Stream) -> Iterator[_Term]:
             yield term("sum", site, total, total)
             yield from (term("norm_out", site, norm.y, total) for norm in chain.norms_out[sublayer.place])
     yield from (term("final", None, norm.y, chain.adds[-1].out) for norm in chain.final_norms)
-
-
-def _place_value(
-    shape: tuple[int, ...], state: tuple[int, ...], layout: Layout | None, ops: Sequence[Op], tensors: Sequence[Tensor]
-) -> Tensor:
-    """Return a value in the layout of a stream of this shape: in that of the state, then after the views of a path to the add."""
-    (tensor,) = tensors
-    if layout is not None:
-        tensor = apply_layout(layout, tensor).reshape(state)
-        for op in reversed(ops):
-            tensor = replay_op(op, tensor) if is_view(op) else tensor
-    is_flat = len(tensor.shape) != len(shape) and tensor.numel() == math.prod(shape)
-    return tensor.reshape(shape) if is_flat and tensor.shape[-1] == shape[-1] else tensor
 
 
 def _list_program_terms(program: Program) -> Iterator[_Term]:
@@ -341,16 +337,16 @@ def _name_place(term: _Term, stream: str) -> str:
 
 def _unplace(term: _Term, placed: Tensor) -> dict[Value, Tensor]:
     """Return the contents of each value of a term, given those of the term as one tensor: the inverse of `place`."""
-    ends = [0, *accumulate(value.tensor.numel() for value in term.values)]
+    ends = pairwise([0, *accumulate(value.tensor.numel() for value in term.values)])
+    spans = [(value, slice(*span)) for value, span in zip(term.values, ends, strict=True)]
     labels = [
-        torch.arange(first, end, dtype=torch.float64, device=value.tensor.device).reshape(value.shape)
-        for value, (first, end) in zip(term.values, pairwise(ends), strict=True)
+        torch.arange(span.start, span.stop, dtype=torch.float64, device=value.tensor.device).reshape(value.shape)
+        for value, span in spans
     ]
     contents = torch.cat([value.tensor.detach().flatten() for value in term.values])
     contents[term.place(labels).flatten().long()] = placed.flatten().to(contents.dtype)
     return {  # with the strides that views need
-        value: torch.empty_like(value.tensor).copy_(contents[first:end].reshape(value.shape))
-        for value, (first, end) in zip(term.values, pairwise(ends), strict=True)
+        value: torch.empty_like(value.tensor).copy_(contents[span].reshape(value.shape)) for value, span in spans
     }
 
 

@@ -18,7 +18,7 @@ from addnorm._util.blocks import Block, Paragraph
 from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
-from addnorm.stream.dataflow.graph import DATA, NOISE, Value
+from addnorm.stream.dataflow.graph import DATA, NOISE, Op, Value
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.dataflow.wrappers import distribute, find_split_parameter, has_flat_parameters
 from addnorm.stream.deviations import MAX_SITES, Deviation, compare_models, compare_wirings, group_differences
@@ -281,7 +281,7 @@ def _verify_program(
     if _has_dropout(program):
         return Verification(wiring, inspection, (), unproven=(Unknown("", RANDOM),))
     is_other = wiring.has_rows and program.wiring is not None  # then every term differs
-    is_learned = not is_other and bool(find_leaves(program.spine, _list_operands(program))[0])
+    is_learned = not is_other and bool(_find_leaves(program)[0])
     found = [Difference(RULE, inspection.wiring, wiring.name, "")] if is_other else None
     if is_learned and not isinstance(model, Inspection):
         found = _compare_moved(model, args, kwargs, program, wiring)
@@ -293,17 +293,17 @@ def _verify_program(
     return replace(judged, moved=moved)
 
 
-def _list_operands(program: Program) -> list[Value]:
-    """Return the values from which the matrices are made."""
+def _find_leaves(program: Program) -> tuple[list[Value], list[Op]]:
+    """Return the leaves of the values from which the matrices are made, and the operators that compute them."""
     matrices = (matrix for site in program.sites for matrix in (site.collapse, site.mix, site.inject))
-    return [value for matrix in matrices for value in matrix.operands]
+    return find_leaves(program.spine, [value for matrix in matrices for value in matrix.operands])
 
 
 def _has_dropout(program: Program) -> bool:
     """Return whether a matrix has dropout. That of a sublayer's output is a part of the sublayer."""
     spine = program.spine
     carried = {value.op for value in spine.relevant - spine.carrier.sources_set}
-    ops = (*find_leaves(spine, _list_operands(program))[1], *carried)
+    ops = (*_find_leaves(program)[1], *carried)
     return any(
         "random" in op.traits or any(v.kind & (DATA | NOISE) == NOISE for v in (*op.inputs, *op.outputs))
         for op in ops if op is not None
@@ -313,7 +313,7 @@ def _has_dropout(program: Program) -> bool:
 @contextmanager
 def move_coefficients(model: nn.Module, program: Program, share: float = 1.0) -> Iterator[None]:
     """Perturb the parameters of the coefficients in place while the block runs, and restore their bits after it."""
-    names = {leaf.name for leaf in find_leaves(program.spine, _list_operands(program))[0]}
+    names = {leaf.name for leaf in _find_leaves(program)[0]}
     inner = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
     own = [tensor.data for name, tensor in (*inner.named_parameters(), *inner.named_buffers()) if name in names]
     moved = [(tensor, tensor.clone()) for tensor in own if tensor.is_floating_point() and 0 not in tensor.stride()]

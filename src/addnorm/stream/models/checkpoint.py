@@ -15,14 +15,10 @@ from addnorm.stream.models.hf import ModelLoadError, first_line, load_tensors, q
 from addnorm.stream.models.tiny_model import model_class
 
 # Settings that name code, in the directory or on the hub. They are ignored.
-CODE = frozenset(
-    {
-        "auto_map",
-        "custom_pipelines",
-        *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
-        *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
-    }
-)
+CODE = {
+    "auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
+    "experts_implementation", "_experts_implementation", "_experts_implementation_internal",
+}  # fmt: skip
 OPTIONAL = "pooler"  # after the last layer, and not part of the stream; many files have none
 LISTED = 3  # names of weights in a message
 

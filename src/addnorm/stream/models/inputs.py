@@ -9,6 +9,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -57,15 +58,20 @@ FURTHER_INPUTS: tuple[tuple[str, ...], ...] = (
 )
 
 
+@dataclass
 class _InputGenerator:
     """Random tensors: a method for each name of an input yields the shapes that models accept, the usual one first."""
 
-    def __init__(self, model: nn.Module, seed: int, tokens: int, batch: int) -> None:
-        self.model, self.batch, self.tokens = model, batch, tokens
-        self.random = torch.Generator().manual_seed(seed)
-        self.settings = read_settings(model.config)
+    model: nn.Module
+    seed: int
+    tokens: int
+    batch: int
+
+    def __post_init__(self) -> None:
+        self.random = torch.Generator().manual_seed(self.seed)
+        self.settings = read_settings(self.model.config)
         self.special: set[int] = set()
-        for name, value in iter_settings(model.config):
+        for name, value in iter_settings(self.model.config):
             if name.endswith(("token_id", "token_index")):
                 self.special.update(k for k in (value if isinstance(value, list) else [value]) if isinstance(k, int))
 

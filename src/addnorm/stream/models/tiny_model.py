@@ -47,10 +47,10 @@ SIZES: dict[str, int] = {
     for name in names.split()
 }
 LAYER_COUNTS = {
-    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "num_blocks"),
-    *("encoder_layers", "num_encoder_layers", "encoder_num_hidden_layers"),
-    *("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers"),
-}
+    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "num_blocks",
+    "encoder_layers", "num_encoder_layers", "encoder_num_hidden_layers",
+    "decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers",
+}  # fmt: skip
 # Values for settings without a default that some model types need.
 MISSING = {
     "head_dim": 16,
@@ -92,9 +92,9 @@ SIZE_VARIANTS: tuple[Mapping[str, int], ...] = (
 SPECIAL_TOKEN = re.compile(r"token_(id|index)$")
 LAYER_NUMBERS = re.compile(r"(index(es)?|indices|layer_ids|_layers|idx)$")
 UNCHANGED = {
-    *("out_features", "out_indices", "stage_names"),  # derived from the layers
-    *("transformers_version", "model_type", "dtype", "torch_dtype", "architectures", "id2label", "label2id"),
-}
+    "out_features", "out_indices", "stage_names",  # derived from the layers
+    "transformers_version", "model_type", "dtype", "torch_dtype", "architectures", "id2label", "label2id",
+}  # fmt: skip
 
 
 def reduce_config(config: Any, layers: int | None = None, sizes: Mapping[str, int] = SIZES) -> dict[str, Any]:

@@ -206,20 +206,19 @@ def _split_number(role: str, name: str) -> tuple[str, int]:
 
 
 class HookName(NamedTuple):
-    """Name of TransformerLens: it selects the first of these roles that a site has, at sites of one kind."""
+    """Name of TransformerLens: it selects the first of these roles that a site has, at sites of one kind, or of all for None."""
 
     roles: tuple[str, ...]
-    kind: str | None
-    meaning: str
+    kind: str | None = None
 
 
 HOOK_NAMES = {
-    "resid_pre": HookName(("in",), "attention", "the stream that enters a layer"),
-    "attn_out": HookName(("write",), "attention", "the term that attention adds to the stream"),
-    "resid_mid": HookName(("out",), "attention", "the stream between attention and feed-forward"),
-    "mlp_out": HookName(("write",), "feed-forward", "the term that the feed-forward sublayer adds to the stream"),
-    "resid_post": HookName(("out",), "feed-forward", "the stream that leaves a layer"),
-    "scale": HookName(("norm_in", "norm_out", "norm_branch", "norm_final"), None, "a norm's denominator, sigma"),
+    "resid_pre": HookName(("in",), "attention"),  # the stream that enters a layer
+    "attn_out": HookName(("write",), "attention"),
+    "resid_mid": HookName(("out",), "attention"),  # the stream between attention and feed-forward
+    "mlp_out": HookName(("write",), "feed-forward"),
+    "resid_post": HookName(("out",), "feed-forward"),  # the stream that leaves a layer
+    "scale": HookName(("norm_in", "norm_out", "norm_branch", "norm_final")),  # a norm's denominator, sigma
 }
 STATISTIC_SYNONYMS = {"scale": "sigma"}
 
@@ -263,7 +262,7 @@ def resolve_name(name: str, statistic: str) -> Selection:
     """
     label = re.fullmatch(r"(\d+)_(.+)", str(name))
     layer, base = (int(label[1]), label[2]) if label else (None, name)
-    hook = HookName((base,), None, "") if base in ROLES else HOOK_NAMES.get(base)
+    hook = HookName((base,)) if base in ROLES else HOOK_NAMES.get(base)
     if hook is None:
         raise ValueError(f"name is {name!r}, expected {suggest(base, [*ROLES, *HOOK_NAMES])}.")
     entry = find_statistic(hook.roles[0], STATISTIC_SYNONYMS.get(statistic, statistic))

@@ -34,11 +34,25 @@ def unchanged_share(x: Tokens, write: Tokens) -> float:
 
 
 def state_statistics(tokens: Tokens) -> Statistics:
-    """Yield similarity, massive, top: statistics of the stream after a sublayer."""
+    """Yield statistics of the stream after a sublayer: similarity, and of its large elements massive and top.
+
+    "massive" is the number of elements above max(100, 1000 × median |x|), "top" the largest |x| / median |x|. The median is that
+    of a sample.
+    """
     similarity = _similarity(tokens)
     if similarity is not None:
         yield "similarity", similarity
-    yield from _massive_activations(tokens)
+    t = tokens.t if tokens.mask is None else tokens.counted
+    flat = t.reshape(-1)
+    step = max(1, flat.numel() // MEDIAN_SAMPLE) | 1  # odd: an even step would select the same features of each token
+    sample = upcast(flat[::step]).abs()
+    # torch's median of an even number of elements is the lower one of the two in the middle.
+    median = float(sample.median() / 2 - (-sample).median() / 2) if flat.numel() else math.nan
+    largest = tokens.statistics["max"]
+    bound = max(MASSIVE, TIMES_MEDIAN * median)
+    # Half precision would round the bound.
+    yield "massive", float((upcast(t).abs() > bound).sum()) if largest > bound else 0.0
+    yield "top", largest / median if median else math.inf if largest else math.nan
 
 
 def _similarity(tokens: Tokens) -> float | None:
@@ -64,24 +78,6 @@ def _similarity(tokens: Tokens) -> float | None:
     several = counts > 1
     pairs = (counts * (counts - 1))[several]
     return float(((total - counts)[several] / pairs).mean())
-
-
-def _massive_activations(tokens: Tokens) -> Statistics:
-    """Yield "massive" and "top": the number of large elements, and the largest |x| / median |x|.
-
-    Large are those above max(100, 1000 × median |x|); the median is that of a sample.
-    """
-    t = tokens.t if tokens.mask is None else tokens.counted
-    flat = t.reshape(-1)
-    step = max(1, flat.numel() // MEDIAN_SAMPLE) | 1  # odd: an even step would select the same features of each token
-    sample = upcast(flat[::step]).abs()
-    # torch's median of an even number of elements is the lower one of the two in the middle.
-    median = float(sample.median() / 2 - (-sample).median() / 2) if flat.numel() else math.nan
-    largest = tokens.statistics["max"]
-    bound = max(MASSIVE, TIMES_MEDIAN * median)
-    # Half precision would round the bound.
-    yield "massive", float((upcast(t).abs() > bound).sum()) if largest > bound else 0.0
-    yield "top", largest / median if median else math.inf if largest else math.nan
 
 
 def rstd_statistics(rstd: Tensor) -> Statistics:

@@ -6,7 +6,7 @@ Writing is atomic. Reading runs no code: every value is checked, and a file that
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -121,11 +121,11 @@ def _read_parquet(reader: _Reader) -> Any:
     return {**head, "series": [row | {"site": places.get(row["site"], -1)} for row in rows]}
 
 
+@dataclass
 class _Reader:
     """Reader of a document of unknown origin."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def fail(self, content: str, expected: str, remedy: str = REMEDY) -> NoReturn:
         raise ValueError(f"{self.path} is {content}, expected {expected}: {remedy}.") from None
