@@ -224,7 +224,6 @@ def ablate_each(
         raise RuntimeError(
             "the model of this inspection was deleted, expected it to live as long as the inspection is used."
         )
-    chosen = inspection.list_sites() if sites is None else tuple(sites)
     inner = getattr(model, "_orig_mod", model)
 
     def run() -> tuple[float | None, Tensor]:
@@ -237,6 +236,13 @@ def ablate_each(
             value = read_number(loss(output)) if loss is not None else find_loss(output)
             return (None if value is None else float(value)), before.copy_aliases(find_logits(output))
 
+    shown: Iterable[Site] = inspection.list_sites() if sites is None else tuple(sites)
+    if progress is not False:
+        from rich.console import Console
+        from rich.progress import track
+
+        console = progress if isinstance(progress, Console) else Console(stderr=True)
+        shown = track(shown, f"ablate {inspection.model}", console=console, transient=True)
     effects: list[Ablation] = []
     with torch.no_grad():
         whole_loss, whole = run()
@@ -245,7 +251,7 @@ def ablate_each(
                 "the model's output has no numbers, expected some: call ablate_each with inputs that hold a token."
             )
         check_repeated(run()[1], whole)
-        for site in _track(chosen, f"ablate {inspection.model}", progress):
+        for site in shown:
             with ablate(site, mode):
                 value, output = run()
             change = None if value is None or whole_loss is None else value - whole_loss
@@ -253,14 +259,3 @@ def ablate_each(
                 Ablation(site, value, change, measure_divergence(whole, output), relative_error(output, whole))
             )
     return Ablations(effects)
-
-
-def _track(sites: Sequence[Site], description: str, progress: bool | Console) -> Iterable[Site]:
-    """Return the sites, whose loop shows a progress bar on stderr or a console unless `progress` is False."""
-    if progress is False:
-        return sites
-    from rich.console import Console
-    from rich.progress import track
-
-    console = progress if isinstance(progress, Console) else Console(stderr=True)
-    return track(sites, description, console=console, transient=True)

@@ -26,7 +26,6 @@ from addnorm.stream.find.equation_errors import compute_operand, compute_write
 from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sites import Stream
 from addnorm.stream.inspect import check_inputs, inspect_run
-from addnorm.stream.inspection import Inspection
 from addnorm.stream.layout.dimensions import apply_layout, find_layout
 from addnorm.stream.program.decompose import ProgramDecomposition
 from addnorm.stream.shares import (
@@ -184,10 +183,6 @@ def decompose(
 
     Source: Mickus, Paperno, Constant, "How to dissect a Muppet" (2022), for BERT; here for every norm placement.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.decompose(model, *args)."
-        )
     check_inputs(model, args, kwargs, "addnorm.decompose(model, *args, **kwargs)")
     if list_edits(model):
         raise RuntimeError(
@@ -196,18 +191,14 @@ def decompose(
     inspection = inspect_run(model, args, kwargs, float64)
     program = inspection.with_program().program
     if program is None:
-        return StreamDecomposition(_select_stream(inspection, stream))
+        names = [one.name for one in inspection.streams]
+        if not names:
+            raise ValueError(f"{inspection.model} has no residual stream to decompose: {inspection.unknown[0].reason}.")
+        if stream is None and len(names) > 1:
+            raise ValueError(f"stream is None, expected one of {', '.join(map(repr, names))}: the model has several.")
+        if stream is not None:
+            check_choice("stream", stream, names)
+        return StreamDecomposition(inspection.streams[0 if stream is None else names.index(stream)])
     if stream is not None:
         raise ValueError(f"stream is {stream!r}, expected None: the streams of this model are decomposed together.")
     return ProgramDecomposition(program)
-
-
-def _select_stream(inspection: Inspection, name: str | None) -> Stream:
-    names = [stream.name for stream in inspection.streams]
-    if not names:
-        raise ValueError(f"{inspection.model} has no residual stream to decompose: {inspection.unknown[0].reason}.")
-    if name is None and len(names) > 1:
-        raise ValueError(f"stream is None, expected one of {', '.join(map(repr, names))}: the model has several.")
-    if name is not None:
-        check_choice("stream", name, names)
-    return inspection.streams[0 if name is None else names.index(name)]

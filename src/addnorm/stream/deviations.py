@@ -200,7 +200,14 @@ def compare_models(
         return sizes, False
     found: list[Deviation] = []
     for k, (stream, own, their) in enumerate(zip(inspection.streams, ours, theirs["streams"], strict=True)):
-        differences = [*_compare_equations(stream, own, their), *_compare_dtypes(stream, terms, k)]
+        differences = [*_compare_equations(stream, own, their)]
+        # Where the branches have other dtypes, the whole model has another one.
+        branches = (
+            site.sublayer.raw.tensor.dtype == terms[f"{k}.{j}.branch"].dtype for j, site in enumerate(stream.sites)
+        )
+        for j, site in enumerate(stream.sites if all(branches) else ()):
+            if (total := terms.get(f"{k}.{j}.sum")) is not None:
+                differences += compare_dtypes(SUM_DTYPE, site.sublayer.add.out.tensor.dtype, total.dtype, site.id)
         found += group_differences(differences, len(stream.sites))
     return tuple(found), True
 
@@ -323,14 +330,3 @@ def _describe_option(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or "missing"
     return format_number(value, trim=True) if isinstance(value, float) else "there"
-
-
-def _compare_dtypes(stream: Stream, terms: Mapping[str, Tensor], k: int) -> Iterator[Difference]:
-    """Yield the sums in another dtype than those of stream k of the other model, if all branches have the dtypes of that."""
-    branches = [(site.sublayer.raw.tensor.dtype, terms[f"{k}.{j}.branch"].dtype) for j, site in enumerate(stream.sites)]
-    if any(own != their for own, their in branches):  # the whole model has another dtype
-        return
-    for j, site in enumerate(stream.sites):
-        their = terms.get(f"{k}.{j}.sum")
-        if their is not None:
-            yield from compare_dtypes(SUM_DTYPE, site.sublayer.add.out.tensor.dtype, their.dtype, site.id)

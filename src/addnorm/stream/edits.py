@@ -9,7 +9,6 @@ import math
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -128,7 +127,12 @@ class AddEdit(WriteEdit):
                     write.copy_(changed)
                     changed = write
             return (), {**arguments, self.argument: changed}
-        parts = self._write_arguments(func, names, arguments)
+        if "branch" in arguments:
+            parts = WRITE_ARGUMENTS
+        elif self.fused and self.dims is not None:
+            raise RuntimeError(f"mode is 'mean', expected 'zero' here: {func} adds a product that is never stored.")
+        else:
+            parts = {*names[1:3]} if self.fused or self.op.name == "addcmul" else {names[self.index]}
         self.in_place = func._schema.is_mutable
         tensors = [name for name in names if isinstance(arguments.get(name), Tensor)]
         self._scaled = [self.index] if self.stacked else [k for k, name in enumerate(tensors) if name in parts]
@@ -178,22 +182,30 @@ class AddEdit(WriteEdit):
                 f"{self.site.id!r} is written inside a torch.autograd.Function, whose gradient is not that of the changed "
                 "function: run the model under torch.no_grad()."
             )
-        if node is not None:
-            # Of this forward: the backward may follow later ones.
-            node.register_hook(partial(self._change_gradients, self._scaled, self._factors, self._shape))
+        if node is None:
+            return
+        scaled, factors, shape = self._scaled, self._factors, self._shape  # the backward may follow later forwards
+
+        def change_gradients(grads: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
+            """Change the gradients of the write: the function is its own adjoint. In place a gradient is that of the base."""
+            if any(k in factors and grad is not None for k, grad in enumerate(grads)):
+                raise RuntimeError(
+                    f"mode is 'mean', expected 'zero' for a gradient of the factor of {self.site.id!r}: autograd holds the "
+                    "unchanged write."
+                )
+            return tuple(
+                self.change_write(grad.reshape(shape or grad.shape)).reshape(grad.shape)
+                if k in scaled and grad is not None
+                else grad
+                for k, grad in enumerate(grads)
+            )
+
+        node.register_hook(change_gradients)
 
     def _weight_is_differentiated(self, out: Tensor) -> bool:
         """Return whether a weight of lerp has a gradient: it depends on the write, and autograd holds the unchanged write."""
         edges = out.grad_fn.next_functions if self.op.name == "lerp" and out.grad_fn is not None else ()
         return len(edges) > 2 and edges[2][0] is not None
-
-    def _write_arguments(self, func: Any, names: list[str], arguments: dict[str, Any]) -> set[str]:
-        """Return the names of the arguments that make up the write."""
-        if "branch" in arguments:
-            return WRITE_ARGUMENTS
-        if self.fused and self.dims is not None:
-            raise RuntimeError(f"mode is 'mean', expected 'zero' here: {func} adds a product that is never stored.")
-        return {*names[1:3]} if self.fused or self.op.name == "addcmul" else {names[self.index]}
 
     def _change_argument(self, args: Any) -> Any:
         """Return the arguments with the changed write, after a check that the operator is the inspected one."""
@@ -206,23 +218,6 @@ class AddEdit(WriteEdit):
             write.copy_(operands[0])
             return args
         return (operands, *args[1:]) if self.stacked else tuple(operands)
-
-    def _change_gradients(
-        self, scaled: list[int], factors: list[int], shape: Any, grads: tuple[Tensor | None, ...], _: Any
-    ) -> tuple[Tensor | None, ...]:
-        if any(k in factors and grad is not None for k, grad in enumerate(grads)):
-            raise RuntimeError(
-                f"mode is 'mean', expected 'zero' for a gradient of the factor of {self.site.id!r}: autograd holds the unchanged "
-                "write."
-            )
-        return tuple(
-            self._change_gradient(grad, shape) if k in scaled and grad is not None else grad
-            for k, grad in enumerate(grads)
-        )
-
-    def _change_gradient(self, grad: Tensor, shape: Any) -> Tensor:
-        """Return the gradient of the write: the function is its own adjoint. In place the gradient is that of the base."""
-        return self.change_write(grad.reshape(shape or grad.shape)).reshape(grad.shape)
 
 
 def list_writes(site: Site) -> list[Sublayer]:

@@ -120,11 +120,24 @@ def inspect_run(
     model: nn.Module, args: Any, kwargs: dict[str, Any], float64: bool = False, as_program: bool | None = None
 ) -> Inspection:
     """Inspect a model as `inspect` does; `as_program` is that of `inspect_flow`."""
-    found = _inspect_once(model, args, kwargs, float64, as_program)
+    check_inputs(model, args, kwargs, USAGE)
+
+    def run() -> Inspection:
+        inner = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
+        inner, *inputs = to_float64(inner, args, kwargs) if float64 else (inner, args, kwargs)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", NO_GRADIENTS)
+            flow = capture_flow(inner, *inputs)
+        inspection = inspect_flow(inner, flow, model, as_program)
+        results = [] if inspection.closes or inspection.streams else flow.list_results()
+        proves_nothing = results and not any(_has_numbers(value.tensor) for value in results)
+        return replace(inspection, unknown=(NO_NUMBERS, *inspection.unknown)) if proves_nothing else inspection
+
+    found = run()
     if found.closes or not torch.is_inference_mode_enabled():
         return found
     with leave_inference_mode(), suppress(RuntimeError):  # a model that writes into its inputs cannot run there
-        outside = _inspect_once(model, args, kwargs, float64, as_program)
+        outside = run()
         found = outside if outside.with_program().program is not None else found
     return found
 
@@ -134,24 +147,6 @@ def leave_inference_mode() -> Iterator[None]:
     """Run the block without gradients and outside inference mode, in which torch hides the steps of products from observers."""
     with torch.inference_mode(False), torch.no_grad():
         yield
-
-
-def _inspect_once(
-    model: nn.Module, args: Any, kwargs: dict[str, Any], float64: bool, as_program: bool | None
-) -> Inspection:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USAGE}.")
-    check_inputs(model, args, kwargs, USAGE)
-    inner = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
-    if float64:
-        inner, args, kwargs = to_float64(inner, args, kwargs)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", NO_GRADIENTS)
-        flow = capture_flow(inner, args, kwargs)
-    inspection = inspect_flow(inner, flow, model, as_program)
-    results = [] if inspection.closes or inspection.streams else flow.list_results()
-    proves_nothing = results and not any(_has_numbers(value.tensor) for value in results)
-    return replace(inspection, unknown=(NO_NUMBERS, *inspection.unknown)) if proves_nothing else inspection
 
 
 def inspect_flow(
@@ -222,7 +217,9 @@ def find_repeated_program(flow: Flow) -> Program | None:
 
 
 def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:
-    """Check that parameters and buffers have values, and no input is nested. Error messages recommend the call `usage`."""
+    """Check that a model has values, and that no input is nested. Error messages recommend the call `usage`."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {usage}.")
     check_parameters(model, usage)
     for tensor in find_tensors((args, kwargs)):
         if tensor.is_nested:

@@ -1,4 +1,4 @@
-"""The tokens of a stream that count: masks, and tensors arranged with the features last and their mask beside them."""
+"""The tokens of a stream that count: masks, tensors arranged with the features last, and their statistics."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from addnorm.stream.layout.token_layout import TokenLayout
 Mask = Tensor | str
 Masks = Mask | Mapping[str, Mask] | None
 Statistics = Iterable[tuple[str, float]]  # values of statistics, each with its name
+MEDIAN_SAMPLE = 16_384  # number of elements from which the median is computed
+MASSIVE, TIMES_MEDIAN = 100.0, 1000.0  # Sun et al. 2024, "Massive Activations in Large Language Models"
 
 
 def read_masks(masks: Masks, streams: Collection[str], kwargs: dict[str, Any]) -> dict[str, TokenMask]:
@@ -210,3 +212,74 @@ class Tokens:
         if first.flat.shape != second.flat.shape:
             raise OmittedError("the write has other tokens than the stream")
         return first, second
+
+
+# Statistics of tokens, for a recording: few passes, float32 or wider arithmetic. Means are over the tokens that count.
+
+
+def write_statistics(x: Tokens, write: Tokens) -> Statistics:
+    """Yield ratio, cosine: the write compared with the stream it is added to, token by token in the same order."""
+    dots = (upcast(x.counted) * upcast(write.counted)).sum(-1)
+    yield "ratio", float((write.lengths / x.lengths).mean())
+    yield "cosine", float((dots / (x.lengths * write.lengths).clamp_min(torch.finfo(dots.dtype).tiny)).mean())
+
+
+def unchanged_share(x: Tokens, write: Tokens) -> float:
+    """Return the share of the stream's elements that adding the write does not change."""
+    before, added = x.counted, write.counted
+    return float(((before + added).to(before.dtype) == before).float().mean(-1).mean())
+
+
+def state_statistics(tokens: Tokens) -> Statistics:
+    """Yield statistics of the stream after a sublayer: similarity, and of its large elements massive and top.
+
+    "massive" is the number of elements above max(100, 1000 × median |x|), "top" the largest |x| / median |x|. The median is that
+    of a sample.
+    """
+    similarity = _similarity(tokens)
+    if similarity is not None:
+        yield "similarity", similarity
+    t = tokens.t if tokens.mask is None else tokens.counted
+    flat = t.reshape(-1)
+    step = max(1, flat.numel() // MEDIAN_SAMPLE) | 1  # odd: an even step would select the same features of each token
+    sample = upcast(flat[::step]).abs()
+    # torch's median of an even number of elements is the lower one of the two in the middle.
+    median = float(sample.median() / 2 - (-sample).median() / 2) if flat.numel() else math.nan
+    largest = tokens.statistics["max"]
+    bound = max(MASSIVE, TIMES_MEDIAN * median)
+    # Half precision would round the bound.
+    yield "massive", float((upcast(t).abs() > bound).sum()) if largest > bound else 0.0
+    yield "top", largest / median if median else math.inf if largest else math.nan
+
+
+def _similarity(tokens: Tokens) -> float | None:
+    """Return the mean cosine between two tokens of a sequence; NaN where no sequence has two tokens.
+
+    None if it is not known which tokens are those of one sequence.
+    """
+    t, rows = tokens.t, tokens.sort()
+    sizes = tokens.layout.measure(t.shape[:-1])
+    if sizes is None or rows is None:
+        return None
+    if not t.numel():
+        return math.nan
+    sequences = upcast(rows.t).reshape(*sizes, t.shape[-1])
+    lengths = torch.linalg.vector_norm(sequences, dim=-1)
+    counted = lengths != 0  # a token of zeros has no direction; NaN counts
+    if rows.mask is not None:
+        counted &= rows.mask.reshape(sizes)
+        sequences = sequences.masked_fill(~counted[..., None], 0.0)  # it may be NaN, as attention that sees no token
+    weights = torch.where(counted, 1.0 / lengths, 0.0)
+    counts = counted.sum(-1).to(sequences.dtype)
+    total = torch.bmm(weights[:, None], sequences).square().sum((1, 2))
+    several = counts > 1
+    pairs = (counts * (counts - 1))[several]
+    return float(((total - counts)[several] / pairs).mean())
+
+
+def rstd_statistics(rstd: Tensor) -> Statistics:
+    """Yield rstd, rstd_min, rstd_max from the reciprocal denominators of a norm, `(n,)`; nothing if there are none."""
+    if rstd.numel():
+        yield "rstd", float(rstd.mean())
+        yield "rstd_min", float(rstd.min())
+        yield "rstd_max", float(rstd.max())

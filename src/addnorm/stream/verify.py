@@ -198,7 +198,11 @@ def verify(
             _refuse_split(name, one)
         inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
         inspection = inspection.with_program()
-        reference = _find_states(like, args, kwargs, model)
+        if isinstance(like, str | Path):
+            reference = load_states(like)
+        else:
+            other = like if isinstance(like, Inspection) else inspect_reference(like, args, kwargs, model)
+            reference = collect_states(other.with_program())
         try:
             return _verify_like(inspection, reference)
         except (LookupError, TypeError, AttributeError) as error:
@@ -283,8 +287,14 @@ def _verify_program(
     is_other = wiring.has_rows and program.wiring is not None  # then every term differs
     is_learned = not is_other and bool(_find_leaves(program)[0])
     found = [Difference(RULE, inspection.wiring, wiring.name, "")] if is_other else None
-    if is_learned and not isinstance(model, Inspection):
-        found = _compare_moved(model, args, kwargs, program, wiring)
+    # FullyShardedDataParallel gathers from its own storage, or frees what is written to.
+    if is_learned and not isinstance(model, Inspection) and not has_flat_parameters(model):
+        for share in SHARES:
+            with move_coefficients(model, program, share):
+                other = inspect_run(model, args, kwargs, as_program=True).program
+                if other is not None and other.closes:
+                    found = compare_program(other, wiring)
+                    break
     moved = found is not None if is_learned else None
     found = compare_program(program, wiring) if found is None else found
     differences = [*found, *compare_program_norms(program, *norms)]
@@ -327,30 +337,6 @@ def move_coefficients(model: nn.Module, program: Program, share: float = 1.0) ->
     finally:
         for tensor, before in moved:
             tensor.copy_(before)
-
-
-def _compare_moved(
-    model: nn.Module, args: Any, kwargs: dict[str, Any], program: Program, wiring: Wiring
-) -> list[Difference] | None:
-    """Compare the program of the model with other coefficients; None if its equations do not close, or none can be set."""
-    if has_flat_parameters(model):  # FullyShardedDataParallel gathers from its own storage, or frees what is written to
-        return None
-    for share in SHARES:
-        with move_coefficients(model, program, share):
-            moved = inspect_run(model, args, kwargs, as_program=True).program
-            if moved is not None and moved.closes:
-                return compare_program(moved, wiring)
-    return None
-
-
-def _find_states(
-    like: nn.Module | Inspection | str | Path, args: Any, kwargs: dict[str, Any], other: nn.Module | Inspection
-) -> States:
-    """Return the states of a reference."""
-    if isinstance(like, str | Path):
-        return load_states(like)
-    inspection = like if isinstance(like, Inspection) else inspect_reference(like, args, kwargs, other)
-    return collect_states(inspection.with_program())
 
 
 def inspect_reference(

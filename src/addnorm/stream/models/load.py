@@ -257,7 +257,18 @@ def _load_tiny(name: str, options: _Options) -> LoadedModel:
 def _load_factory(name: str, options: _Options) -> LoadedModel:
     """Return the result of a factory. This is the only kind of model whose code runs."""
     _check_applicable(name, "a factory, which makes its own inputs", options, "")
-    model, args, kwargs = _call_factory(name, options.seed)
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)  # and kept, as with python -m: the model may import more when it runs
+    with seeded(options.seed):
+        factory = _import_factory(name, folder)
+        try:
+            result = factory()
+        except (Exception, SystemExit) as error:
+            raise ModelLoadError(
+                f"MODEL is {name!r}, whose call without arguments fails{_place_of(error)} ({first_line(error)})."
+            ) from error
+    model, args, kwargs = _split_result(name, result)
     model = _to_dtype(model, options.dtype)
     args = tuple(_cast(value, options.dtype) for value in args)
     kwargs = {key: _cast(value, options.dtype) for key, value in kwargs.items()}
@@ -272,22 +283,6 @@ def _load_factory(name: str, options: _Options) -> LoadedModel:
     raise ModelLoadError(
         f"{name} returned a model without inputs, expected (model, args), (model, args, kwargs) or --input FILE."
     )
-
-
-def _call_factory(name: str, seed: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """Return the factory's model in eval mode, its positional inputs and its inputs by keyword."""
-    folder = str(Path.cwd())
-    if folder not in sys.path and "" not in sys.path:
-        sys.path.insert(0, folder)  # and kept, as with python -m: the model may import more when it runs
-    with seeded(seed):
-        factory = _import_factory(name, folder)
-        try:
-            result = factory()
-        except (Exception, SystemExit) as error:
-            raise ModelLoadError(
-                f"MODEL is {name!r}, whose call without arguments fails{_place_of(error)} ({first_line(error)})."
-            ) from error
-    return _split_result(name, result)
 
 
 def _place_of(error: BaseException) -> str:
@@ -358,26 +353,20 @@ def _with_inputs(loaded: LoadedModel, options: _Options, folder: Path | None = N
         with quiet():
             kwargs = tokenize(loaded.model, loaded.texts, folder, options.tokens)
     else:
-        _check_memory(loaded.model, options)
+        sizes = options.tokens or TOKENS, options.batch or BATCH
+        if (need := estimate_bytes(loaded.model, *sizes)) > (free := free_memory()):
+            option, value = max((options.tokens or 0, "--tokens"), (options.batch or 0, "--batch"))[::-1]
+            raise _TooLargeError(
+                f"{option} is {value}, for which the model's activations take at least {format_bytes(need)}, expected at most "
+                f"the {format_bytes(free)} that are free: use a smaller number."
+            )
         with quiet():
-            kwargs = random_inputs(loaded.model, options.seed, options.tokens or TOKENS, options.batch or BATCH)
+            kwargs = random_inputs(loaded.model, options.seed, *sizes)
     return dataclasses.replace(loaded, kwargs={name: _cast(value, options.dtype) for name, value in kwargs.items()})
 
 
 class _TooLargeError(ModelLoadError):
     """Inputs whose activations do not fit into memory."""
-
-
-def _check_memory(model: nn.Module, options: _Options) -> None:
-    """Check that the activations for random inputs fit into memory."""
-    need = estimate_bytes(model, options.tokens or TOKENS, options.batch or BATCH)
-    free = free_memory()
-    if need > free:
-        option, value = max((options.tokens or 0, "--tokens"), (options.batch or 0, "--batch"))[::-1]
-        raise _TooLargeError(
-            f"{option} is {value}, for which the model's activations take at least {format_bytes(need)}, expected at most the "
-            f"{format_bytes(free)} that are free: use a smaller number."
-        )
 
 
 def _to_dtype(model: nn.Module, dtype: str | None) -> nn.Module:

@@ -19,12 +19,22 @@ from addnorm.stream.dataflow.observers import ObserverMode, find_observable
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_wrapper
 from addnorm.stream.edits import edit_write
 from addnorm.stream.layout.token_layout import TokenLayout
-from addnorm.stream.record import statistics
 from addnorm.stream.record.gradients import GradientHooks, StateGradients
 from addnorm.stream.record.probes import Leaves, Observed, Probes, StateProbe, ValueProbe, WriteProbe
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import UNSAMPLED, TokenSample
-from addnorm.stream.tokens import MaskError, OmittedError, Statistics, TokenMask, Tokens, upcast
+from addnorm.stream.tokens import (
+    MaskError,
+    OmittedError,
+    Statistics,
+    TokenMask,
+    Tokens,
+    rstd_statistics,
+    state_statistics,
+    unchanged_share,
+    upcast,
+    write_statistics,
+)
 
 
 @dataclass(eq=False)
@@ -100,7 +110,7 @@ class Forward:
         values = [*state.statistics.items()]
         self.put(entering, "in", values)
         if leaving:
-            values += statistics.state_statistics(state)
+            values += state_statistics(state)
             if not any(name == "similarity" for name, _ in values):
                 where = self.recording.sites[leaving[0]].id
                 self.omit(f"similarity at {where}", "the dimension of the tokens is not known")
@@ -234,7 +244,7 @@ class StreamForward(Forward):
                 shape, tokens = rstd.shape[:-1], self.tokens[stream]
                 mask = tokens.flatten(layout and tokens.orient(layout, shape), shape, rstd.device)
                 rstd = rstd.reshape(-1)
-                found = statistics.rstd_statistics(rstd if mask is None else rstd[mask])
+                found = rstd_statistics(rstd if mask is None else rstd[mask])
             self.put([probe.site], probe.role, found)
 
     def _on_operand(self, write: WriteProbe, value: Value, tensor: Tensor) -> None:
@@ -270,5 +280,5 @@ class StreamForward(Forward):
             if (x := self._pending.get(id(write.state))) is None:
                 raise OmittedError("the write is computed before the state to which it is added")
             pair = x.align(arranged)
-            self.put([probe.index], "write", statistics.write_statistics(*pair))
-            self.put([probe.index], "write", [("unchanged", statistics.unchanged_share(*pair))])
+            self.put([probe.index], "write", write_statistics(*pair))
+            self.put([probe.index], "write", [("unchanged", unchanged_share(*pair))])

@@ -5,6 +5,7 @@ The gradients of the stream arrive before those of the parameters, and show to w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,11 +19,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from addnorm._util.torch_internals import current_node
 from addnorm.stream.dataflow.graph import PARAMETER, Value
-from addnorm.stream.dataflow.wrappers import inner_tensors, is_sharded, local_part
+from addnorm.stream.dataflow.memory import is_in_memory
+from addnorm.stream.dataflow.wrappers import gather, inner_tensors, is_sharded, is_wrapper, local_part
 from addnorm.stream.record.probes import SiteProbe
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.statistics import vector_norm
-from addnorm.stream.tokens import OmittedError, Statistics, Tokens
+from addnorm.stream.tokens import OmittedError, Statistics, Tokens, upcast
 
 Key = tuple[int, str]  # a site, and the name of a parameter
 
@@ -128,7 +129,15 @@ class GradientHooks:
             return value.op is None or not value.kind & PARAMETER
         state.expected.add(value)
         placements = getattr(tensor, "placements", None) if is_sharded(tensor) else None
-        handle = tensor.register_hook(partial(self._on_state, state, value, step, placements))
+
+        def record(grad: Tensor) -> None:
+            own = state.frozen if self._is_frozen else state
+            if own is not None:
+                self._enter(step)
+                self._waiting[own] = step
+                self._record_state(own, step, own.add(value, local_part(grad, placements)))
+
+        handle = tensor.register_hook(record)
         if tensor.is_leaf:  # it may be an input of the next forward too
             if tensor in self._leaves:
                 self._leaves[tensor].remove()
@@ -143,8 +152,25 @@ class GradientHooks:
     def add_end(self, tensor: Tensor, states: Sequence[Tensor], step: int) -> None:
         """Register a hook on the last read that runs the backward with frozen coefficients, to values of earlier states."""
         states = [state for state in states if state.requires_grad]
+        # The tensor itself would be a part of its own graph, which Python could not free.
+        end, output = ref(tensor), tensor.output_nr
+
+        def run_frozen(grad: Tensor) -> None:
+            if self._is_frozen:
+                return
+            self._enter(step)
+            edge = torch.autograd.graph.GradientEdge(current_node(), output)
+            kept = [(t, t.grad) for t in (end(), *states) if t is not None and t.retains_grad]
+            self._is_frozen = True
+            try:
+                torch.autograd.grad([edge], states, [grad], retain_graph=True, allow_unused=True)
+            finally:
+                self._is_frozen = False
+                for t, before in kept:  # the second backward is none of the model's
+                    t.grad = before
+
         if tensor.requires_grad and states:
-            tensor.register_hook(partial(self._on_end, ref(tensor), tensor.output_nr, states, step))
+            tensor.register_hook(run_frozen)
 
     def end_backward(self) -> None:
         """Mark that no backward of a recorded step runs."""
@@ -170,30 +196,6 @@ class GradientHooks:
             queue(partial(queue, self._finish_backward))  # after the callbacks of FSDP, which set gradients
         # A backward of several steps is that of the last.
         self.step = step if self.step is None else max(step, self.step)
-
-    def _on_state(self, state: StateGradients, value: Value, step: int, placements: Any, grad: Tensor) -> None:
-        if self._is_frozen:
-            if state.frozen is None:
-                return
-            state = state.frozen
-        self._enter(step)
-        self._waiting[state] = step
-        self._record_state(state, step, state.add(value, local_part(grad, placements)))
-
-    def _on_end(self, end: ref[Tensor], output: int, states: Sequence[Tensor], step: int, grad: Tensor) -> None:
-        if self._is_frozen:
-            return
-        self._enter(step)
-        # The tensor itself would be a part of its own graph, which Python could not free.
-        edge = torch.autograd.graph.GradientEdge(current_node(), output)
-        kept = [(t, t.grad) for t in (end(), *states) if t is not None and t.retains_grad]
-        self._is_frozen = True
-        try:
-            torch.autograd.grad([edge], states, [grad], retain_graph=True, allow_unused=True)
-        finally:
-            self._is_frozen = False
-            for t, before in kept:  # the second backward is none of the model's
-                t.grad = before
 
     def _record_state(self, state: StateGradients, step: int, statistics: Statistics) -> None:
         with torch.no_grad(), suppress(OmittedError):  # as for the state itself, where the reason is recorded
@@ -226,3 +228,29 @@ class GradientHooks:
                 grad = grad.detach() if copy is None or copy.shape != grad.shape else grad.detach() - copy
                 self._on_parameter(key, grad)
         self.end_backward()
+
+
+def parameter_norm(parameters: Iterable[Tensor], gathered: bool) -> float | None:
+    """Return the L2 norm of all elements of some parameters; None if there are none.
+
+    Args:
+        parameters: the parameters.
+        gathered: of sharded ones the whole, not the part of this process.
+    """
+    norms = [vector_norm(parameter, gathered) for parameter in parameters]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else None
+
+
+def vector_norm(t: Tensor, gathered: bool) -> Tensor:
+    """Return the L2 norm of all elements, 0-d; NaN for a tensor without readable memory."""
+    if is_sharded(t):
+        t = gather(torch.linalg.vector_norm(upcast(t))) if gathered else local_part(t)
+    elif not is_in_memory(t, tuple(t.shape)):
+        return torch.tensor(math.nan)
+    elif is_wrapper(t):
+        try:
+            t = t.dequantize()
+        except Exception:  # a wrapper may refuse an operator with any error
+            return torch.tensor(math.nan)
+    norm: Tensor = torch.linalg.vector_norm(upcast(t))
+    return norm

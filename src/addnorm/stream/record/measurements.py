@@ -149,7 +149,17 @@ class Measurements:
         """
         series = self._series.get((site, role, statistic))
         if series is None:
-            series = self._new_series(site, role, statistic)
+            if not 0 <= site < len(self.sites):
+                raise ValueError(
+                    f"site is {site}, expected a number from 0 to {len(self.sites) - 1}: its place in `sites`."
+                )
+            entry = find_statistic(role, statistic)
+            if entry is None or entry.reciprocal_of:
+                names = [f"{known.role} {known.name}" for known in STATISTICS if not known.reciprocal_of]
+                raise ValueError(
+                    f"{role} {statistic} is not recorded, expected {suggest(f'{role} {statistic}', names)}."
+                )
+            series = self._series[site, role, statistic] = Series(array("q"), array("d"))
         steps, values = series
         place = len(steps) if not steps or step > steps[-1] else bisect_left(steps, step)  # a backward may run late
         if place < len(steps) and steps[place] == step:
@@ -159,17 +169,6 @@ class Measurements:
         steps.insert(place, step)
         values.insert(place, number)
         self._steps[step] = None
-
-    def _new_series(self, site: int, role: str, statistic: str) -> Series:
-        if not 0 <= site < len(self.sites):
-            raise ValueError(
-                f"site is {site}, expected a number from 0 to {len(self.sites) - 1}: its place in `sites`."
-            )
-        entry = find_statistic(role, statistic)
-        if entry is None or entry.reciprocal_of:
-            names = [f"{known.role} {known.name}" for known in STATISTICS if not known.reciprocal_of]
-            raise ValueError(f"{role} {statistic} is not recorded, expected {suggest(f'{role} {statistic}', names)}.")
-        return self._series.setdefault((site, role, statistic), Series(array("q"), array("d")))
 
     def iter_series(self) -> Iterator[tuple[int, str, str, Series]]:
         """Yield every series with its site's index, role and statistic, by depth and in the order of `STATISTICS`."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.stream.dataflow.arithmetic import Factor, is_view
+from addnorm.stream.dataflow.arithmetic import is_view
 from addnorm.stream.dataflow.graph import DATA, Flow, Value, walk
 from addnorm.stream.dataflow.wrappers import has_flat_parameters
 from addnorm.stream.find.norm import Norm
@@ -31,9 +31,8 @@ from addnorm.stream.record.gradients import StateGradients
 from addnorm.stream.record.probes import Observed, SiteProbe
 from addnorm.stream.record.sample import Equation, Sample, Step, multiply, normalize, scale
 from addnorm.stream.record.schema import RecordedSite
-from addnorm.stream.record.statistics import rstd_statistics, write_statistics
 from addnorm.stream.shares import Components, source_shares
-from addnorm.stream.tokens import OmittedError, Statistics, TokenMask, Tokens
+from addnorm.stream.tokens import OmittedError, Statistics, TokenMask, Tokens, rstd_statistics, write_statistics
 
 OTHER_TOKENS = "the sublayer has other tokens than the streams"
 
@@ -338,26 +337,18 @@ class ProgramSample(Sample):
                 steps = [inner, self._freeze_norm(column.norm), *steps]
             operands.append((sources.index(column.source), steps))
         norms = [] if part.norm is None else [self._freeze_norm(part.norm)]
-        factors = partial(scale, _multiply_factors(part.factors, part.target.shape[-1]))
-        return Equation(operands, [*norms, factors], None if part.bias is None else self._choose_rows(part.bias))
+        product: Tensor | float = 1.0  # of the factors after the norm
+        for factor in part.factors:
+            value = None if factor.value is None else factor.value.exact
+            is_known = factor.kind in ("constant", "learned")
+            if not is_known or (value is not None and value.numel() not in (1, part.target.shape[-1])):
+                raise OmittedError("a norm's output is multiplied by another factor for each token")
+            product = product * (factor.number if value is None else value.reshape(-1))
+        bias = None if part.bias is None else self._choose_rows(part.bias)
+        return Equation(operands, [*norms, partial(scale, product)], bias)
 
     def _freeze_norm(self, norm: Norm) -> partial[Components]:
         gains = (norm.weight, norm.bias)  # an optimizer may change them before the map is computed
         weight, bias = (gain and replace(gain, tensor=gain.tensor.detach().clone()) for gain in gains)
         bias = bias if bias is not None and bool(bias.tensor.any()) else None  # zeros are no source
         return partial(normalize, replace(norm, weight=weight, bias=bias), norm.denominator(self._take(norm.x)))
-
-
-def _multiply_factors(factors: Iterable[Factor], width: int) -> Tensor | float:
-    """Return the product of some factors, a number or one for each feature.
-
-    Raises:
-        OmittedError: a factor is another one for each token.
-    """
-    product: Tensor | float = 1.0
-    for factor in factors:
-        value = None if factor.value is None else factor.value.exact
-        if factor.kind not in ("constant", "learned") or (value is not None and value.numel() not in (1, width)):
-            raise OmittedError("a norm's output is multiplied by another factor for each token")
-        product = product * (factor.number if value is None else value.reshape(-1))
-    return product

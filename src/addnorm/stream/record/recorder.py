@@ -39,13 +39,12 @@ from addnorm.stream.models.inputs import format_inputs
 from addnorm.stream.program.naming import identify
 from addnorm.stream.program.result import Program
 from addnorm.stream.record.forward import Forward, StreamForward
-from addnorm.stream.record.gradients import GradientHooks
+from addnorm.stream.record.gradients import GradientHooks, parameter_norm
 from addnorm.stream.record.measurements import do_nothing
 from addnorm.stream.record.probes import Leaves, Probes, describe_parts
 from addnorm.stream.record.program_forward import ProgramForward, ProgramProbes
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import Sample
-from addnorm.stream.record.statistics import parameter_norm
 from addnorm.stream.tokens import Masks, read_masks
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from addnorm._util.blocks import Block, Column, Drawing, Paragraph, Span, Table, TableRow
@@ -14,9 +13,8 @@ from addnorm._util.optional import require
 from addnorm._util.render import Rendered
 from addnorm._util.svg import chart_image
 from addnorm.stream.program.statistics import MATRICES, SiteStatistics, build_statistics
-from addnorm.stream.record import store
-from addnorm.stream.record.measurements import Measurements
 from addnorm.stream.record.schema import ENDS, Measurement, RecordedSite
+from addnorm.stream.record.store import StoredMeasurements
 
 if TYPE_CHECKING:
     from addnorm.stream.record.plot import Plots
@@ -45,7 +43,7 @@ HEIGHT = 84  # of a panel, in pixels
 CELL = 8  # characters
 
 
-class Recording(Rendered, Measurements):
+class Recording(Rendered, StoredMeasurements):
     """Measurements of a model by step and site. `rec.plot` draws them, `rec.save` writes a file, `rec.table()` has all numbers.
 
     `STATISTICS` in `addnorm.stream.record.schema` lists what is recorded. Methods that take a role accept the names of
@@ -75,27 +73,6 @@ class Recording(Rendered, Measurements):
         """Return the table as a pandas DataFrame; `layer` is Int64, NA at the ends of a stream. Needs `addnorm[data]`."""
         frame = require("pandas", "make a DataFrame").DataFrame(self.table(), columns=Measurement._fields)
         return frame.astype({"step": "int64", "layer": "Int64", "value": "float64"})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON types. NaN and infinity are "NaN", "Infinity", "-Infinity"."""
-        return store.to_dict(self)
-
-    def save(self, path: str | Path) -> Path:
-        """Write a file atomically and return its path.
-
-        Args:
-            path: ends in .json, or in .parquet for a tidy table that other tools read (needs `addnorm[data]`).
-        """
-        return store.save(self, Path(path))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Recording:
-        """Read a file that `save` wrote.
-
-        Raises:
-            ValueError: the file is no recording.
-        """
-        return store.load(Path(path), cls)
 
     @property
     def plot(self) -> Plots:

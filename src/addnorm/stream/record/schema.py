@@ -125,7 +125,7 @@ _SYMBOLS = {"in": "x", "read": "r", "raw": "f(r)", "write": "w", "out": "x'", "g
 _NORMS = ("norm_in", "norm_branch", "norm_out", "norm_final")
 _RSTD = "1 / √(variance + eps)"
 
-# In the order of tables. statistics.py computes each recorded statistic.
+# In the order of tables. tokens.py computes those of tensors.
 STATISTICS = (
     *(
         Statistic(role, name, meaning, formula.format(symbol))

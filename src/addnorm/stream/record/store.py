@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 from addnorm._util import jsonio
 from addnorm._util.files import atomic_path, check_writable
@@ -26,14 +26,50 @@ R = TypeVar("R", bound=Measurements)
 T = TypeVar("T")
 
 
-def to_dict(recording: Measurements) -> dict[str, Any]:
-    """Return everything as JSON types, numbers that are not finite as words."""
-    series = [
-        {**dict(zip(SERIES, key, strict=True)), "steps": values.steps.tolist(), "values": values.values.tolist()}
-        for *key, values in recording.iter_series()
-    ]
-    document: dict[str, Any] = jsonio.to_jsonable({**_head(recording), "series": series})
-    return document
+class StoredMeasurements(Measurements):
+    """Measurements with files."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON types. NaN and infinity are "NaN", "Infinity", "-Infinity"."""
+        series = [
+            {**dict(zip(SERIES, key, strict=True)), "steps": values.steps.tolist(), "values": values.values.tolist()}
+            for *key, values in self.iter_series()
+        ]
+        document: dict[str, Any] = jsonio.to_jsonable({**_head(self), "series": series})
+        return document
+
+    def save(self, path: str | Path) -> Path:
+        """Write a file atomically and return its path.
+
+        Args:
+            path: ends in .json, or in .parquet for a tidy table that other tools read (needs `addnorm[data]`).
+        """
+        path = Path(path)
+        is_parquet = _is_parquet(path)
+        with atomic_path(path) as temporary:
+            if is_parquet:
+                _write_parquet(self, temporary)
+            else:
+                temporary.write_text(jsonio.dumps(self.to_dict()), encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a file that `save` wrote.
+
+        Raises:
+            ValueError: the file is no recording.
+        """
+        reader = _Reader(Path(path))
+        document = _read_parquet(reader) if _is_parquet(reader.path) else _read_json(reader)
+        return reader.recording(document, cls)
+
+
+def check_path(path: Path) -> None:
+    """Check that `save` can write to a path. Call it before work that takes long."""
+    if _is_parquet(path):
+        require("pyarrow", "write Parquet")
+    check_writable(path)
 
 
 def _head(recording: Measurements) -> dict[str, Any]:
@@ -47,35 +83,6 @@ def _head(recording: Measurements) -> dict[str, Any]:
         "memory_maps": {stream: {"sources": sources, "shares": shares} for stream, (sources, shares) in maps},
         "balances": recording.balances,
     }
-
-
-def check_path(path: Path) -> None:
-    """Check that `save` can write to a path. Call it before work that takes long."""
-    if _is_parquet(path):
-        require("pyarrow", "write Parquet")
-    check_writable(path)
-
-
-def save(recording: Measurements, path: Path) -> Path:
-    """Write a recording to a file whose suffix is .json or .parquet, atomically, and return its path."""
-    is_parquet = _is_parquet(path)
-    with atomic_path(path) as temporary:
-        if is_parquet:
-            _write_parquet(recording, temporary)
-        else:
-            temporary.write_text(jsonio.dumps(to_dict(recording)), encoding="utf-8")
-    return path
-
-
-def load(path: Path, recording_type: type[R]) -> R:
-    """Read a file that `save` wrote.
-
-    Raises:
-        ValueError: the file is no recording.
-        FileNotFoundError: there is no file.
-    """
-    read, reader = _read_parquet if _is_parquet(path) else _read_json, _Reader(path)
-    return reader.recording(read(reader), recording_type)
 
 
 def _read_json(reader: _Reader) -> Any:
