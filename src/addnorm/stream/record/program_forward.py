@@ -29,7 +29,7 @@ from addnorm.stream.program.statistics import measure_matrices, split_sums
 from addnorm.stream.record.forward import Forward
 from addnorm.stream.record.gradients import StateGradients
 from addnorm.stream.record.probes import Observed, SiteProbe
-from addnorm.stream.record.sample import Equation, Sample, Step, multiply, normalize, scale
+from addnorm.stream.record.sample import Equation, Operand, Sample, multiply, normalize, scale
 from addnorm.stream.record.schema import RecordedSite
 from addnorm.stream.shares import Components, source_shares
 from addnorm.stream.tokens import OmittedError, Statistics, TokenMask, Tokens, rstd_statistics, write_statistics
@@ -328,7 +328,7 @@ class ProgramSample(Sample):
         return t if len(t) == 1 else t[self._rows]
 
     def _freeze(self, part: Map, sources: Sequence[Value]) -> Equation:
-        operands: list[tuple[int, Sequence[Step]]] = []
+        operands: list[Operand] = []
         for column in part.columns:
             steps = [partial(multiply, self._choose_rows(shrink(column.matrix)))]
             if column.norm is not None:  # it may read a multiple of the source

@@ -39,10 +39,9 @@ BYTES = 64 * 2**20  # that the sample of one stream takes
 UNSAMPLED = "a state or write of the stream cannot be sampled"
 TOKENS = 64  # in any sample, and at once in the arithmetic
 
-
-Step = Callable[
-    [Components, slice], Components
-]  # from the components of a value to those of another one, for some tokens
+# From the components of a value to those of another one, for some tokens.
+Step = Callable[[Components, slice], Components]
+Operand = tuple[int, Sequence[Step]]  # the place of its source, and the steps from that to the operand
 
 
 class Equation(NamedTuple):
@@ -54,7 +53,7 @@ class Equation(NamedTuple):
         bias: `(tokens, n, d)`, or the one that is the same for all; None without one.
     """
 
-    operands: Sequence[tuple[int, Sequence[Step]]]
+    operands: Sequence[Operand]
     after: Sequence[Step]
     bias: Tensor | None = None
 
@@ -289,7 +288,7 @@ class TokenSample(Sample):
     def _freeze_add(self, k: int) -> Equation:
         """Return an add as an `Equation`, with the weights that the forward used."""
         add = self.chain.adds[k]
-        operands: list[tuple[int, Sequence[Step]]] = [(0, [partial(scale, add.residual_path.number)])]
+        operands: list[Operand] = [(0, [partial(scale, add.residual_path.number)])]
         operands += ((1 + j, ()) for j in range(len(self.chain.sublayers[k])))
         after: list[Step] = []
         for path, norm in zip_longest(find_paths(self.chain, k), self.chain.norms_out[k]):
