@@ -207,6 +207,9 @@ WRITES = {
     "sum": lambda a, b, streams, w: (torch.cat([a, b], 1)[..., None] * torch.cat([streams, w], -2).unsqueeze(-3)).sum(
         -2
     ),
+    "a sum for each stream": lambda a, b, streams, w: torch.stack(
+        [(row[:, None] * torch.cat([streams, w], -2)).sum(-2) for row in torch.cat([a, b], 1)], -2
+    ),
 }
 
 
@@ -218,6 +221,53 @@ def test_read_and_write_in_one_product_are_right(form):
     found = addnorm.verify(model, X, wiring=wiring)
     assert found.agrees, str(found)
     assert addnorm.inspect(model, X).wiring == "hyper_connections"
+
+
+class PublishedHyperConnections(LearnedHyperConnections):
+    """Hyper-connections as in the appendix of their paper: one parameter for C and A, which one product applies."""
+
+    def __init__(self, is_dynamic=False, fault=""):
+        super().__init__()
+        self.is_dynamic, self.fault = is_dynamic, fault
+        del self.collapse, self.mix, self.inject
+        shapes = {"static_alpha": (4, 5), "static_beta": (4,)}
+        if is_dynamic:
+            shapes |= {"alpha_fn": (D, 5), "beta_fn": (D,), "alpha_scale": (1,), "beta_scale": (1,)}
+            self.norms_hc = torch.nn.ModuleList(torch.nn.LayerNorm(D) for _ in range(2))
+        for name, shape in shapes.items():
+            setattr(self, name, torch.nn.ParameterList(0.5 * torch.randn(shape) for _ in range(2)))
+
+    def forward(self, x):
+        h = x.unsqueeze(-2).repeat(1, 1, 4, 1)
+        for k, (norm, mlp) in enumerate(zip(self.norms, self.mlps, strict=True)):
+            alpha, beta = self.static_alpha[k], self.static_beta[k]
+            if self.is_dynamic:
+                normed = self.norms_hc[k](h)
+                alpha = alpha + torch.tanh(normed @ self.alpha_fn[k]) * self.alpha_scale[k]
+                beta = beta + torch.tanh(normed @ self.beta_fn[k]) * self.beta_scale[k]
+            if self.fault == "transposed":
+                alpha = torch.cat([alpha[..., :1], alpha[..., 1:].mT], -1)
+            mixed = alpha.mT @ h
+            beta = 2.0 * beta if self.fault == "double write" else beta
+            h = beta.unsqueeze(-1) * mlp(norm(mixed[..., 0, :])).unsqueeze(-2) + mixed[..., 1:, :]
+        return self.last(h.sum(-2))
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_published_form_joins_c_and_a(is_dynamic):
+    wiring = wirings.hyper_connections(dynamic=is_dynamic)
+    model = PublishedHyperConnections(is_dynamic).eval()
+    found = addnorm.verify(model, X, wiring=wiring)
+    assert found.agrees, str(found)
+    assert found.inspection.program.sizes == [4, 4, 4]
+    assert addnorm.inspect(model, X).wiring == "hyper_connections"
+
+
+@pytest.mark.parametrize(("fault", "words"), [("transposed", A + "transposed"), ("double write", B + "2 times")])
+def test_error_in_the_published_form_is_named(fault, words):
+    model = PublishedHyperConnections(is_dynamic=True, fault=fault).eval()
+    found = addnorm.verify(model, X, wiring=wirings.hyper_connections())
+    assert [str(one).startswith(words) for one in found.deviations] == [True], str(found)
 
 
 @pytest.mark.parametrize("wiring", [w for w in wirings.list_all() if not w.has_rows], ids=lambda w: w.name)

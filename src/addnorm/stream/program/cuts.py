@@ -242,26 +242,30 @@ def _find_sums(
         return region[value]
 
     beside = [value for value in walk(targets, follow) if value in state]
-    if len(sums) == len(state) == 1 and not beside:
-        return [_follow_join(carrier, region, next(iter(sums)), carrier.order(state[0])[2])]
+    if len(sums) == 1 and not beside:
+        return _follow_join(carrier, region, next(iter(sums)), sum(carrier.order(value)[2] for value in state))
     return sorted([*sums, *beside], key=lambda value: value.index)
 
 
-def _follow_join(carrier: Carrier, region: Mapping[Value, list[Value]], joined: Value, n: int) -> Value:
-    """Return the value of `n` streams that is computed from a value of more streams alone; this value if there is none."""
-    value = joined
-    while carrier.order(value)[2] > n:
-        users = [out for out, inputs in region.items() if value in inputs]
-        if len(users) != 1 or region[users[0]] != [value]:
-            return joined
-        value = users[0]
-    return value if carrier.order(value)[2] == n else joined
+def _follow_join(carrier: Carrier, region: Mapping[Value, list[Value]], joined: Value, n: int) -> list[Value]:
+    """Return the first values of `n` streams together that are computed from a value of more streams; this value if none are."""
+    last_use: dict[Value, int] = {}
+    for out, inputs in region.items():
+        for value in inputs:
+            last_use[value] = max(last_use.get(value, 0), out.index)
+    after = sorted((value for value in region if value.index >= joined.index), key=lambda value: value.index)
+    for now in after if carrier.order(joined)[2] > n else ():
+        kept = [value for value in after if value.index <= now.index < last_use.get(value, 0)]
+        if sum(carrier.order(value)[2] for value in kept) == n:
+            return kept
+    return [joined]
 
 
 def _move_forward(spine: Spine, uses: _Uses, value: Value, through_norms: bool, now: int, targets: Set[Value]) -> Value:
     """Return the last value that follows from `value` by views, biases and norms alone, each of which nothing else reads.
 
     Its tokens are in the order of the state before. Before the first state factors are followed too: they are the embedding's.
+    But a product of several streams that makes more of them, such as the read and the mixed streams in one, is a sublayer's.
     """
     found = value
     while True:
@@ -270,7 +274,8 @@ def _move_forward(spine: Spine, uses: _Uses, value: Value, through_norms: bool, 
         if out is None or of_value[0][0] >= now or value in targets or out.op is None:
             return found
         is_shifted = out.op.name == "add" and not any(v.kind & DATA for v in out.op.inputs if v is not value)
-        is_factor = not spine.states and len(list_carried_inputs(spine.carrier, out)) == 1
+        n, n_out = (spine.carrier.order(v)[2] for v in (value, out))
+        is_factor = not spine.states and len(list_carried_inputs(spine.carrier, out)) == 1 and not 1 < n < n_out
         if not through_norms if out.norm is not None else not (is_shifted or is_factor or "view" in out.op.traits):
             return found
         value = out

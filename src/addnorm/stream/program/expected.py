@@ -17,10 +17,33 @@ from addnorm.wirings.coefficients import ManifoldConnection
 from addnorm.wirings.factors import Learned, Place
 from addnorm.wirings.stage import Computed, Head, Stage
 
-_Candidate = tuple[
-    tuple[Value, ...], Tensor
-]  # parameters of the model, and what they are as one of the wiring's module
 MOST = 300  # assignments of parameters that are tried
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Columns of a parameter that joins C and A, or A and B.
+
+    Attributes:
+        name: the name of the parameter, and the index of the columns.
+        tensor: the columns. Those after the first are transposed, as A is where C is joined with it.
+        role: the matrix that the columns are where C is joined with A.
+    """
+
+    name: str
+    tensor: Tensor
+    role: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the dimensions."""
+        return tuple(self.tensor.shape)
+
+
+_Leaf = Value | _Part
+_Candidate = tuple[
+    tuple[_Leaf, ...], Tensor
+]  # parameters of the model, and what they are as one of the wiring's module
 
 
 @dataclass
@@ -103,8 +126,9 @@ def list_modules(
     except (ValueError, TypeError):
         return
     names = [name for name, _ in module.named_parameters()]
+    own: list[_Leaf] = [*leaves, *(part for leaf in leaves for part in _split(leaf, stage.n))]
     candidates = [
-        sorted(_list_tensors(parameter.shape, leaves, ops), key=lambda item: -_compare_names(name, item[0][0].name))
+        sorted(_list_tensors(parameter.shape, own, ops), key=lambda item: -_compare_names(name, item[0][0]))
         for name, parameter in module.named_parameters()
     ]
     for chosen in itertools.islice(_list_assignments(candidates), MOST):
@@ -117,9 +141,22 @@ def list_modules(
             yield module, {**assigned, "layout": "A transposed"}
 
 
-def _compare_names(own: str, name: str) -> float:
+def _split(leaf: Value, n: int) -> list[_Part]:
+    """Return the columns of a parameter that may join C, one column, with A, n columns; an empty list for other sizes."""
+    tensor = leaf.tensor.detach()
+    if tensor.dim() != 2 or n + 1 not in tensor.shape:
+        return []
+    is_turned = tensor.shape[1] != n + 1
+    tensor, form = (tensor.mT, "{}.T[:, {}]") if is_turned else (tensor, "{}[:, {}]")
+    parts = {"0": tensor[:, 0], "1:": tensor[:, 1:].mT, ":-1": tensor[:, :-1], "-1": tensor[:, -1]}
+    return [_Part(form.format(leaf.name, k), part, ("collapse", "mix")[part.dim() - 1]) for k, part in parts.items()]
+
+
+def _compare_names(own: str, leaf: _Leaf) -> float:
     """Return how alike two parameters' names are. The order in which assignments are tried saves time, and decides nothing."""
-    return SequenceMatcher(None, own, name.rpartition(".")[2]).ratio()
+    if isinstance(leaf, _Part):
+        return float(leaf.role in own)
+    return SequenceMatcher(None, own, leaf.name.rpartition(".")[2]).ratio()
 
 
 def _list_assignments(candidates: Sequence[Sequence[_Candidate]]) -> Iterator[tuple[_Candidate, ...]]:
@@ -133,7 +170,7 @@ def _list_assignments(candidates: Sequence[Sequence[_Candidate]]) -> Iterator[tu
         yield from ((first, *rest) for rest in _list_assignments(others))
 
 
-def _list_tensors(shape: Sequence[int], leaves: Sequence[Value], ops: Sequence[Op]) -> list[_Candidate]:
+def _list_tensors(shape: Sequence[int], leaves: Sequence[_Leaf], ops: Sequence[Op]) -> list[_Candidate]:
     """Return the model's parameters that may be one of this shape: as they are, transposed, plus one, or several in a row."""
     found: list[_Candidate] = []
     size = torch.Size(shape).numel()
@@ -150,7 +187,8 @@ def _list_tensors(shape: Sequence[int], leaves: Sequence[Value], ops: Sequence[O
     if found:
         return found
     for count in (2, 3):
-        for parts in itertools.permutations(leaves, count):
+        wholes = [leaf for leaf in leaves if isinstance(leaf, Value)]
+        for parts in itertools.permutations(wholes, count):
             if sum(leaf.tensor.numel() for leaf in parts) == size:
                 pieces = [_to_rows(leaf.tensor.detach().cpu().double(), shape) for leaf in parts]
                 if all(piece is not None for piece in pieces):
@@ -158,7 +196,7 @@ def _list_tensors(shape: Sequence[int], leaves: Sequence[Value], ops: Sequence[O
     return found
 
 
-def _adds_one(op: Op, leaf: Value) -> bool:
+def _adds_one(op: Op, leaf: _Leaf) -> bool:
     """Return whether an operator adds 1 to a parameter, as norms with a weight near 0 do."""
     return op.name == "add" and leaf in op.inputs and len(op.args) > 1 and get_number(op.args[1]) == 1.0
 
