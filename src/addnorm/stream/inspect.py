@@ -55,7 +55,7 @@ from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, fi
 from addnorm.stream.find.unexplained import CENTRED, LONE_ADD, SUM, find_unexplained
 from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.inspection import Inspection
-from addnorm.stream.program.build import find_program
+from addnorm.stream.program.build import are_parts, find_program
 from addnorm.stream.program.naming import identify
 from addnorm.stream.program.result import Program
 from addnorm.wirings.spec import Wiring
@@ -71,6 +71,9 @@ NO_NUMBERS = Unknown(
     "the model", "no number of its output is finite, so no equation can be proven: call it with other inputs"
 )
 NO_MATRICES = "no wiring has the matrices of its mix: it may be a wiring of several streams, such as x0_residual"
+MIXED_STREAMS = (
+    "the streams begin with sums of the states of others: the rows describe parts of a model of several streams"
+)
 RESI_DUAL = "a second stream has the same writes and no norms; the output is the sum of both"
 
 
@@ -197,6 +200,9 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
                 stream.wiring, stream.remarks = None, (*stream.remarks, NO_MATRICES)
         if program is None:
             return inspection
+    adds = [[site.sublayer.add for site in stream.sites] for stream in inspection.streams]
+    if max(program.sizes) > 1 and not program.outside and are_parts(adds, program):
+        inspection = replace(inspection, unknown=(*inspection.unknown, Unknown("the model", MIXED_STREAMS)))
     is_several = program.wiring is None and max(program.sizes) > 1 and not inspection.closes
     if program.outside:
         is_new = not inspection.closes and (is_several or (program.wiring is not None and not program.wiring.has_rows))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Sequence
 
-from addnorm.stream.dataflow.graph import DATA, Flow, Op, walk
+from addnorm.stream.dataflow.arithmetic import strip_moves
+from addnorm.stream.dataflow.graph import DATA, Flow, Op, Value, walk
+from addnorm.stream.find.adds import Add
 from addnorm.stream.find.kinds import classify_sublayer
 from addnorm.stream.find.sublayers import find_common_frame, number_periods
 from addnorm.stream.program.carried import Carrier
@@ -29,6 +31,20 @@ def find_program(flow: Flow, widths: Container[int] | None = None) -> Program | 
     if program is not None:
         program.outside = _find_outside(flow, carriers, program.spine)
     return program
+
+
+def are_parts(streams: Sequence[Sequence[Add]], program: Program) -> bool:
+    """Return whether a stream, given by its adds, begins with a sum of states of earlier ones, which is a step of the program."""
+    carrier = program.spine.carrier
+    states = {add.out for adds in streams for add in adds}
+    writes: set[Value] = set()
+    for adds in streams:
+        start = strip_moves(adds[0].x)
+        if start.norm is None and start not in states and not writes.isdisjoint(carrier.find_sources(start)):
+            return True
+        writes.update(source for add in adds for source in carrier.find_sources(add.out))
+        writes.difference_update(program.spine.starts)
+    return False
 
 
 def count_streams(flow: Flow) -> int:
