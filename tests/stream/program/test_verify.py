@@ -270,6 +270,20 @@ def test_error_in_the_published_form_is_named(fault, words):
     assert [str(one).startswith(words) for one in found.deviations] == [True], str(found)
 
 
+@pytest.mark.parametrize("scales", [(1.0, 0.5**0.5, 3**-0.5), (1.0, 1.0, 1.0)])
+def test_wrong_weight_of_a_siamese_write_is_no_read(scales):
+    def run(m, x):
+        """Run SiameseNorm, whose reads contain norms of a stream."""
+        u = v = x
+        for k, scale in enumerate(scales):
+            w = m.mlps[k](u + m.others[k](v))
+            u, v = m.norms[k](u + scale * w), v + w
+        return u + m.last(v)
+
+    found = addnorm.verify(make_steps(run), X, wiring="siamese_norm")
+    assert [str(one).startswith(B) for one in found.deviations] == [True] * (scales[-1] == 1.0), str(found)
+
+
 @pytest.mark.parametrize("wiring", [w for w in wirings.list_all() if not w.has_rows], ids=lambda w: w.name)
 def test_right_model_agrees_before_training(wiring):
     found = addnorm.verify(encoder(wiring), X, wiring=wiring)

@@ -20,6 +20,7 @@ from addnorm.stream.find.naming import factors_match
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.program import naming
 from addnorm.stream.program.expected import Expected, build_expected
+from addnorm.stream.program.maps import join_blocks
 from addnorm.stream.program.result import Program, ProgramSite
 from addnorm.wirings.coefficients import ManifoldConnection
 from addnorm.wirings.factors import Place
@@ -220,10 +221,16 @@ def _fit(
     rows = order[kept].argmax(1) if bool(kept.any()) else slice(None)  # of more streams than the wiring's, all differ
     found = {name: getattr(program.sites[k], name).values[:, rows] for name in ("mix", "inject")}
     found["collapse"] = naming.measure_read(program, k, stage).values
+    flags = torch.tensor(stage.norm_streams)[:, None]
+    has_normed = stage.coefficients is None and bool(flags.any())
+    if has_normed:  # the weights of the streams, and then those of their norms
+        found["collapse"] = join_blocks([found["collapse"], program.collapse(k, normed=True).values], 2)
     fits: list[_Fit] = []
     for variant, expected, mirror in _list_expected(program, k, stage, place, relation):
+        c = expected.collapse
+        parts = [torch.where(flags, 0.0, c), torch.where(flags, c, 0.0)] if has_normed else [c]
         own = {
-            "collapse": naming.apply(expected.collapse, relation),
+            "collapse": join_blocks([naming.apply(part, relation) for part in parts], 2),
             "mix": naming.apply(expected.mix[:, kept], relation), "inject": expected.inject[:, kept],
         }  # fmt: skip
         labels: dict[str, str | None] = {}

@@ -355,13 +355,13 @@ def assemble(carrier: Carrier, maps: Sequence[Map], sources: Sequence[Value], no
             else:
                 shape = (1, carrier.order(part.target)[2], n, 1)
                 blocks.append(part.target.tensor.new_zeros(shape, dtype=torch.float64))
-        rows.append(_cat(blocks, 2))
+        rows.append(join_blocks(blocks, 2))
     kind = 0
     for column in columns:
         kind |= column.kind
     name = "computed" if kind & DATA else "learned" if kind & PARAMETER else "constant"
     operands = [*dict.fromkeys(value for column in columns for value in column.operands)]
-    return Matrix(_cat(rows, 1).cpu(), name, operands)
+    return Matrix(join_blocks(rows, 1).cpu(), name, operands)
 
 
 def shrink(matrix: Tensor) -> Tensor:
@@ -371,7 +371,7 @@ def shrink(matrix: Tensor) -> Tensor:
     return first if len(matrix) and bool(((matrix - first).abs() <= 1e-9 * size).all()) else matrix
 
 
-def _cat(blocks: Sequence[Tensor], dim: int) -> Tensor:
+def join_blocks(blocks: Sequence[Tensor], dim: int) -> Tensor:
     """Join matrices with expanded tokens and features."""
     tokens, features = (max(block.shape[k] for block in blocks) for k in (0, -1))
     return torch.cat([block.expand(tokens, *block.shape[1:-1], features) for block in blocks], dim)
