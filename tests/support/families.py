@@ -181,15 +181,22 @@ def build_of_transformers(kind, sizes):
     return AutoModel.from_config(AutoConfig.for_model(kind, **sizes))
 
 
-def hf(name, sizes, inputs, *streams, kind="", remark="", **more):
+def hf(sizes, inputs, name, *streams, kind="", remark="", **more):
     """Return a family of transformers; its name begins with the model type unless `kind` is that type."""
     make = partial(build_of_transformers, kind or re.match(r"[^ ,]+", name)[0], sizes | more)
     return Model(name, make, inputs, Answer(streams), remark)
 
 
-def alike(names, *facts):
+# Families by their sizes and inputs.
+encoder, decoder = partial(hf, SMALL, padded), partial(hf, SMALL, text)
+grouped, headed = partial(hf, GROUPED, text), partial(hf, HEADED, text)
+translator, t5 = partial(hf, PAIR, translation), partial(hf, T5, translation)
+vision, speech = partial(hf, VISION, image), partial(hf, SOUND, sound)
+
+
+def alike(make, names, *streams):
     """Return families with the same sizes, inputs and streams, named by their model types."""
-    return [hf(name, *facts) for name in names]
+    return [make(name, *streams) for name in names]
 
 
 def torch_stack(kind, norm_first, final_norm):
@@ -260,6 +267,7 @@ reordered = partial(stream, "reordered", final_norm=True)
 layer_scale = partial(stream, "layer_scale", final_norm=True)
 parallel = partial(stream, "parallel", options={"norms": 1}, final_norm=True)
 parallel_two = partial(stream, "parallel", options={"norms": 2}, final_norm=True)
+granite = stream("residual_multiplier", rms, 1e-6, options={"multiplier": 0.22}, final_norm=True)
 NOTHING = {0: Row()}  # the first sublayer has no norm
 
 
@@ -273,57 +281,55 @@ FLAT = "from its feed-forward's norm to the add each layer works on (tokens, d) 
 CONV = "sublayer 0 is the convolution of positions, x + conv(x), before the layers"
 
 FAMILIES = (
-    *alike(("bert", "roberta"), SMALL, padded, bert(ln, 1e-12)),
-    *alike(("llama", "mistral"), GROUPED, text, pre(rms, 1e-6)),
-    hf("gpt2", SMALL, text, pre(ln, 1e-5)),
-    hf("vit", VISION, image, pre(ln, 1e-12)),
-    hf("bart", PAIR, translation, *both(bert, 1e-5)),
-    hf("albert", SMALL, padded, post(ln, 1e-12, AF * 3, shared=1), num_hidden_layers=3, embedding_size=16,
+    *alike(encoder, ("bert", "roberta"), bert(ln, 1e-12)),
+    *alike(grouped, ("llama", "mistral"), pre(rms, 1e-6)),
+    decoder("gpt2", pre(ln, 1e-5)),
+    vision("vit", pre(ln, 1e-12)),
+    translator("bart", *both(bert, 1e-5)),
+    encoder("albert", post(ln, 1e-12, AF * 3, shared=1), num_hidden_layers=3, embedding_size=16,
        remark="the embeddings' norm is 16 wide and a projection follows it: no norm of the stream"),
-    hf("openai-gpt", SMALL, text, post(ln, 1e-5)),
-    hf("gptj", SMALL, text, parallel(ln, 1e-5, remark="added as (a + f) + x"), rotary_dim=4),
-    hf("bloom", SMALL, text, bloom(ln, 1e-5, remark="the adds stand inside the sublayers' modules")),
-    hf("gemma2", HEADED, text, sandwich(rms, 1e-6, remark="weights as 1 + w"), query_pre_attn_scalar=8),
-    hf("olmo2", GROUPED, text, reordered(rms, 1e-5, remark="norms of queries as wide as the stream")),
-    hf("granite", GROUPED, text,
-       stream("residual_multiplier", rms, 1e-6, options={"multiplier": 0.22}, final_norm=True),
+    decoder("openai-gpt", post(ln, 1e-5)),
+    decoder("gptj", parallel(ln, 1e-5, remark="added as (a + f) + x"), rotary_dim=4),
+    decoder("bloom", bloom(ln, 1e-5, remark="the adds stand inside the sublayers' modules")),
+    headed("gemma2", sandwich(rms, 1e-6, remark="weights as 1 + w"), query_pre_attn_scalar=8),
+    grouped("olmo2", reordered(rms, 1e-5, remark="norms of queries as wide as the stream")),
+    grouped("granite", granite,
        residual_multiplier=0.22, embedding_multiplier=12.0, attention_multiplier=0.125),
-    hf("t5", T5, translation, *both(pre, 1e-6, rms),
-       remark="the adds stand inside the sublayers' modules"),
-    hf("whisper", WHISPER, spectrum, *both(pre, 1e-5)),
+    t5("t5", *both(pre, 1e-6, rms), remark="the adds stand inside the sublayers' modules"),
+    hf(WHISPER, spectrum, "whisper", *both(pre, 1e-5)),
     *(torch_family(kind, first, final) for kind in ("Encoder", "Decoder") for first in (False, True) for final in (False, True)),
     torch_pair(norm_first=False), torch_pair(norm_first=True),
-    hf("distilbert", SMALL, padded, bert(ln, 1e-12), hidden_dim=64),
-    hf("deberta-v2", DEBERTA, padded, bert(ln, 1e-7, remark=MASK),
+    encoder("distilbert", bert(ln, 1e-12), hidden_dim=64),
+    hf(DEBERTA, padded, "deberta-v2", bert(ln, 1e-7, remark=MASK),
        remark="the table of relative positions, as wide as the stream, is normalized too"),
-    hf("gpt_neox parallel", SMALL, text, parallel_two(ln, 1e-5, remark="added as (f + a) + x"),
+    decoder("gpt_neox parallel", parallel_two(ln, 1e-5, remark="added as (f + a) + x"),
        use_parallel_residual=True),
-    hf("gpt_neox sequential", SMALL, text, pre(ln, 1e-5), use_parallel_residual=False),
-    hf("mpt", SMALL, text, pre(ln, 1e-5, remark="no biases; the feed-forward's module adds")),
-    hf("opt pre", SMALL, text, pre(ln, 1e-5, remark=FLAT), ffn_dim=64, word_embed_proj_dim=D),
-    hf("opt post", SMALL, text, post(ln, 1e-5, remark=FLAT), ffn_dim=64, word_embed_proj_dim=16,
+    decoder("gpt_neox sequential", pre(ln, 1e-5), use_parallel_residual=False),
+    decoder("mpt", pre(ln, 1e-5, remark="no biases; the feed-forward's module adds")),
+    decoder("opt pre", pre(ln, 1e-5, remark=FLAT), ffn_dim=64, word_embed_proj_dim=D),
+    decoder("opt post", post(ln, 1e-5, remark=FLAT), ffn_dim=64, word_embed_proj_dim=16,
        do_layer_norm_before=False, remark="projections 16 -> 32 before the layers and 32 -> 16 after them, as in OPT-350m"),
-    hf("falcon 7B", SMALL, text, parallel(ln, 1e-5, remark="f += a in place, then x + f")),
-    hf("falcon 40B", SMALL, text, parallel_two(ln, 1e-5, remark="f += a in place, then x + f"),
+    decoder("falcon 7B", parallel(ln, 1e-5, remark="f += a in place, then x + f")),
+    decoder("falcon 40B", parallel_two(ln, 1e-5, remark="f += a in place, then x + f"),
        new_decoder_architecture=True, num_kv_heads=2),
-    hf("falcon RW", SMALL, text, pre(ln, 1e-5),
+    decoder("falcon RW", pre(ln, 1e-5),
        alibi=True, multi_query=False, parallel_attn=False, bias=True),
-    hf("phi", SMALL, text, parallel(ln, 1e-5, remark="added as (a + f) + x")),
-    hf("cohere", GROUPED, text, parallel(ln, 1e-5, remark="added as (x + a) + f; no biases")),
-    hf("qwen3", HEADED, text, pre(rms, 1e-6, remark="norms of queries and keys")),
-    hf("gemma3", HEADED, text, sandwich(rms, 1e-6, remark="weights as 1 + w; norms of queries and keys"),
+    decoder("phi", parallel(ln, 1e-5, remark="added as (a + f) + x")),
+    grouped("cohere", parallel(ln, 1e-5, remark="added as (x + a) + f; no biases")),
+    headed("qwen3", pre(rms, 1e-6, remark="norms of queries and keys")),
+    headed("gemma3", sandwich(rms, 1e-6, remark="weights as 1 + w; norms of queries and keys"),
        kind="gemma3_text", query_pre_attn_scalar=8),
-    hf("glm4", HEADED, text, sandwich(rms, 1.5625e-7)),
-    hf("modernbert", SMALL, padded, bloom(ln, 1e-5, AF * 3, rows=NOTHING,
+    headed("glm4", sandwich(rms, 1.5625e-7)),
+    encoder("modernbert", bloom(ln, 1e-5, AF * 3, rows=NOTHING,
        remark="the first attention reads the embedding norm's output, which is the stream"),
        num_hidden_layers=3, cls_token_id=3, sep_token_id=4),
-    hf("dinov2", VISION, image, layer_scale(ln, 1e-6), mlp_ratio=2),
-    hf("swinv2", SWIN, partial(image, 32),
+    vision("dinov2", layer_scale(ln, 1e-6), mlp_ratio=2),
+    hf(SWIN, partial(image, 32), "swinv2",
        stream("reordered", ln, 1e-5, embedding_norm=True, width=16),
        reordered(ln, 1e-5, embedding_norm=True,
                  remark="the patch merging ends in a norm: (gather, project, norm)")),
-    hf("wav2vec2 post", SOUND, sound, post(ln, 1e-5, "oafaf", remark=CONV), do_stable_layer_norm=False),
-    hf("wav2vec2 stable", SOUND, sound, pre(ln, 1e-5, "oafaf", rows=NOTHING, remark=CONV + ", without norm"),
+    speech("wav2vec2 post", post(ln, 1e-5, "oafaf", remark=CONV), do_stable_layer_norm=False),
+    speech("wav2vec2 stable", pre(ln, 1e-5, "oafaf", rows=NOTHING, remark=CONV + ", without norm"),
        do_stable_layer_norm=True, feat_extract_norm="layer"),
 )  # fmt: skip
 
