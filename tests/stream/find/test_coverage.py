@@ -9,6 +9,7 @@ from addnorm import inspect
 from addnorm.stream.find.adds import PARTIAL
 from addnorm.stream.find.reasons import BESIDE
 from support import stream_steps as steps
+from support.random_models.norms import mean
 from support.stream_steps import D, inspect_steps, make_steps, noise, normalize, repeat, run_layers
 
 # Sums, functions and factors that are easily taken for something else; stream_steps.py has other forwards.
@@ -86,7 +87,7 @@ def dropout_of_the_stream(m, x):
 def widened(m, x):
     """Add the batch to learned queries with the first write: x (tokens, d) + f(N(x)) (batch, tokens, d)."""
     h = m.shifts[:5]
-    h = h + m.gates[0](m.norms[0](h)) * x.mean(-1, keepdim=True)
+    h = h + m.gates[0](m.norms[0](h)) * mean(x)
     return m.last(run_layers(m, h, 1))
 
 
@@ -300,7 +301,7 @@ def test_ablate_removes_sublayer_in_a_stack():
 BIASED = {
     "a loss": lambda m, x: (m.last(x), (x - m.shifts[0]).square().mean()),
     "a loss of each token": lambda m, x: (m.last(x), (x - m.shifts[0]).norm(dim=-1)),
-    "the scale of the output": lambda m, x: x * (x - m.shifts[0]).square().mean(-1, keepdim=True) ** -0.5,
+    "the scale of the output": lambda m, x: x * mean((x - m.shifts[0]).square()) ** -0.5,
 }
 
 
@@ -314,7 +315,7 @@ def test_statistics_of_a_shifted_end_are_no_sublayer(case):
 
 def test_a_norm_by_a_negative_power_is_a_norm():
     def step(m, k, x):
-        return x + m.mlps[k](x * (m.gammas[k, 0] * (x - m.shifts[k]).square().mean(-1, keepdim=True) ** -0.5))
+        return x + m.mlps[k](x * (m.gammas[k, 0] * mean((x - m.shifts[k]).square()) ** -0.5))
 
     (stream,) = inspect_steps(repeat(step)).streams
     assert (stream.wiring, stream.remarks) == (

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import DATA, Frame, Op, Value
 from addnorm.stream.find.norms import find_norms, match_fused
-from support.random_models.norms import LAYER_FORMULAS, RMS_FORMULAS
+from support.random_models.norms import LAYER_FORMULAS, RMS_FORMULAS, mean
 from support.stream_steps import D, X, make_steps
 
 EPS = 1e-6
@@ -22,33 +22,29 @@ def norms_of(formula, x=X, dtype=torch.float32):
     return find_norms(flow), flow
 
 
-def mean(x):
-    return x.mean(-1, keepdim=True)
-
-
 def squares(x):
-    return x.square().mean(-1, keepdim=True)
+    return mean(x.square())
 
 
 # Beside those of test_random_models.py.
 SPELLINGS = {
     # name: formula, kind, eps, true entries of to_dict()
-    "RMSNorm, torch's eps": (lambda x, w, b, g: F.rms_norm(x, (D,), w), "rms", torch.finfo(torch.float32).eps, {"weight"}),
-    "RMSNorm of centred x": (lambda x, w, b, g: F.rms_norm(x - mean(x), (D,), w, EPS), "layer", EPS, {"weight"}),
-    "no eps": (lambda x, w, b, g: x / squares(x).sqrt() * w, "rms", 0.0, {"weight"}),
+    "RMSNorm, torch's eps": (lambda x, w, *_: F.rms_norm(x, (D,), w), "rms", torch.finfo(torch.float32).eps, {"weight"}),
+    "RMSNorm of centred x": (lambda x, w, *_: F.rms_norm(x - mean(x), (D,), w, EPS), "layer", EPS, {"weight"}),
+    "no eps": (lambda x, w, *_: x / squares(x).sqrt() * w, "rms", 0.0, {"weight"}),
     "eps outside": (lambda x, w, b, g: w * (x - mean(x)) / (x.std(-1, keepdim=True, correction=0) + EPS) + b, "layer", EPS,
                     {"weight", "bias", "eps_outside"}),
-    "unbiased": (lambda x, w, b, g: (x - mean(x)) / torch.sqrt(x.var(-1, keepdim=True) + EPS), "layer", EPS, {"unbiased"}),
+    "unbiased": (lambda x, *_: (x - mean(x)) / torch.sqrt(x.var(-1, keepdim=True) + EPS), "layer", EPS, {"unbiased"}),
     "weight with three dimensions": (lambda x, w, b, g: x * (w[None, None] * torch.rsqrt(squares(x) + EPS)) + b.view(1, 1, D), "rms",
                                      EPS, {"weight", "bias"}),
     "group norm of tokens": (lambda x, w, b, g: F.group_norm(x.flatten(0, 1), 1, w, b, EPS).view_as(x), "layer", EPS,
                              {"weight", "bias"}),
-    "bound of the root": (lambda x, w, b, g: x / squares(x).sqrt().clamp(min=0.1) * w, "rms", 0.1, {"weight"}),
+    "bound of the root": (lambda x, w, *_: x / squares(x).sqrt().clamp(min=0.1) * w, "rms", 0.1, {"weight"}),
     "ScaleNorm of centred x": (lambda x, w, b, g: g * F.normalize(x - mean(x), dim=-1, eps=EPS), "scale", EPS, {"weight"}),
     "LayerNorm by the length": (lambda x, w, b, g: F.normalize(x - mean(x), dim=-1, eps=EPS) * D**0.5 * w + b, "layer", EPS,
                                 {"weight", "bias"}),
-    "length with eps in the root": (lambda x, w, b, g: x / (x.square().sum(-1, keepdim=True) + EPS).sqrt(), "scale", EPS, set()),
-    "eps of float32": (lambda x, w, b, g: x * torch.rsqrt(squares(x) + torch.tensor(EPS)), "rms", EPS, set()),
+    "length with eps in the root": (lambda x, *_: x / (x.square().sum(-1, keepdim=True) + EPS).sqrt(), "scale", EPS, set()),
+    "eps of float32": (lambda x, *_: x * torch.rsqrt(squares(x) + torch.tensor(EPS)), "rms", EPS, set()),
     "channels first": (lambda x, w, b, g: F.layer_norm(x.transpose(1, 2).contiguous().transpose(1, 2), (D,), w, b, EPS), "layer", EPS,
                        {"weight", "bias"}),
 }  # fmt: skip
@@ -84,25 +80,25 @@ def test_fused_rms_norm_without_eps_has_the_eps_of_its_arithmetic():
 
 OWN_FORMULAS = {
     # rescaled by a statistic of the token that is no root of the mean square
-    "a cubed root": lambda x, w, b, g: x / (squares(x) + EPS).pow(1 / 3),
-    "twice the root": lambda x, w, b, g: x / (2 * (squares(x) + EPS).sqrt()),
+    "a cubed root": lambda x, *_: x / (squares(x) + EPS).pow(1 / 3),
+    "twice the root": lambda x, *_: x / (2 * (squares(x) + EPS).sqrt()),
     "mean square, centred": lambda x, w, b, g: (x - mean(x)) * torch.rsqrt(squares(x) + EPS) * w + b,
-    "mean magnitude": lambda x, w, b, g: x * (w / (x.abs().mean(-1, keepdim=True) + EPS)),
-    "median": lambda x, w, b, g: x / (x.abs().median(-1, keepdim=True).values + EPS) * w,
+    "mean magnitude": lambda x, w, *_: x * (w / (mean(x.abs()) + EPS)),
+    "median": lambda x, w, *_: x / (x.abs().median(-1, keepdim=True).values + EPS) * w,
 }  # fmt: skip
 
 OTHER_FORMULAS = {
-    "of two axes": lambda x, w, b, g: F.layer_norm(x, (5, D)),
-    "of tokens": lambda x, w, b, g: x * torch.rsqrt(x.square().mean(1, keepdim=True) + EPS),
+    "of two axes": lambda x, *_: F.layer_norm(x, (5, D)),
+    "of tokens": lambda x, *_: x * torch.rsqrt(x.square().mean(1, keepdim=True) + EPS),
     "of another value": lambda x, w, b, g: x * torch.rsqrt(squares(x + b) + EPS),
-    "mean of another value": lambda x, w, b, g: (x - mean(x * w)) / torch.sqrt(x.var(-1, keepdim=True) + EPS),
-    "mean taken away": lambda x, w, b, g: x - mean(x),
-    "softmax": lambda x, w, b, g: x.softmax(-1),
-    "share of the sum": lambda x, w, b, g: x / x.sum(-1, keepdim=True),
-    "gate of a statistic": lambda x, w, b, g: x * mean(x).sigmoid(),
-    "rescaled and scaled back": lambda x, w, b, g: (lambda s: (x / s).round() * s)(x.abs().amax(-1, keepdim=True)),
-    "group norm": lambda x, w, b, g: F.group_norm(x.transpose(1, 2), 4).transpose(1, 2),
-    "larger numerator": lambda x, w, b, g: x[:, None].expand(2, 3, 5, D) * torch.rsqrt(squares(x) + EPS)[:, None],
+    "mean of another value": lambda x, w, *_: (x - mean(x * w)) / torch.sqrt(x.var(-1, keepdim=True) + EPS),
+    "mean taken away": lambda x, *_: x - mean(x),
+    "softmax": lambda x, *_: x.softmax(-1),
+    "share of the sum": lambda x, *_: x / x.sum(-1, keepdim=True),
+    "gate of a statistic": lambda x, *_: x * mean(x).sigmoid(),
+    "rescaled and scaled back": lambda x, *_: (lambda s: (x / s).round() * s)(x.abs().amax(-1, keepdim=True)),
+    "group norm": lambda x, *_: F.group_norm(x.transpose(1, 2), 4).transpose(1, 2),
+    "larger numerator": lambda x, *_: x[:, None].expand(2, 3, 5, D) * torch.rsqrt(squares(x) + EPS)[:, None],
 }  # fmt: skip
 
 
@@ -121,13 +117,13 @@ def test_find_norms_rejects_other_formula(name):
 
 
 def test_norm_of_heads_is_not_whole():
-    (norm,), flow = norms_of(lambda x, w, b, g: F.rms_norm(x.unflatten(-1, (2, 8)), (8,)).flatten(-2))
+    (norm,), flow = norms_of(lambda x, *_: F.rms_norm(x.unflatten(-1, (2, 8)), (8,)).flatten(-2))
     assert not norm.is_whole
     assert all(value.norm is None for op in flow.ops for value in op.outputs)
 
 
 def test_find_norms_finds_two_norms_of_one_x():
-    norms, _ = norms_of(lambda x, w, b, g: F.layer_norm(x, (D,), w) + F.rms_norm(x, (D,)))
+    norms, _ = norms_of(lambda x, w, *_: F.layer_norm(x, (D,), w) + F.rms_norm(x, (D,)))
     assert [norm.kind for norm in norms] == ["layer", "rms"]
 
 

@@ -8,12 +8,13 @@ from torch import nn
 from support.answers import Norm
 from support.random_models.constructs import construct
 from support.random_models.graphs import Graph, flatten, through
+from support.random_models.norms import mean
 
 OWN_FORMULAS = {
-    "a power": lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-5) ** -0.45,
-    "mean magnitude": lambda x: x / (x.abs().mean(-1, keepdim=True) + 1e-5),
+    "a power": lambda x: x * (mean(x.square()) + 1e-5) ** -0.45,
+    "mean magnitude": lambda x: x / (mean(x.abs()) + 1e-5),
     "largest magnitude": lambda x: x / (x.abs().amax(-1, keepdim=True) + 1e-5),
-    "some features": lambda x: x * torch.rsqrt(x[..., :4].square().mean(-1, keepdim=True) + 1e-5),
+    "some features": lambda x: x * torch.rsqrt(mean(x[..., :4].square()) + 1e-5),
     "uncentred variance": lambda x: x * torch.rsqrt(x.var(-1, keepdim=True) + 1e-5),
 }
 

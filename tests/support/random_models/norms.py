@@ -38,27 +38,32 @@ class Spelling:
     has_length: bool = False
 
 
+def mean(x):
+    """Return the mean over the features, which stay a dimension."""
+    return x.mean(-1, keepdim=True)
+
+
 # --- formulas of x, weight, bias and eps -----------------------------------------------------------------------------------
 
 
 def llama(x, w, b, eps):
     wide = x.to(torch.float32)
-    variance = wide.pow(2).mean(-1, keepdim=True)
+    variance = mean(wide.pow(2))
     return w * (wide * torch.rsqrt(variance + eps)).to(x.dtype)
 
 
 def gemma(x, w, b, eps):
-    y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+    y = x.float() * torch.rsqrt(mean(x.float().pow(2)) + eps)
     return (y * (1.0 + w.float())).type_as(x)
 
 
 def square_root(x, w, b, eps):
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * w
+    return x / torch.sqrt(mean(x * x) + eps) * w
 
 
 def inverse_root(x, w, b, eps):
     wide = x.double()
-    return (wide * (1 / ((wide**2).mean(-1, keepdim=True) + eps).sqrt())).to(x.dtype) * w
+    return (wide * (1 / (mean(wide**2) + eps).sqrt())).to(x.dtype) * w
 
 
 def root_plus_eps(x, w, b, eps):
@@ -81,27 +86,27 @@ def bare_rms(x, w, b, eps):
 
 def annotated(x, w, b, eps):
     """The Annotated Transformer's: the unbiased deviation, and eps added to it."""
-    return w * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps) + b
+    return w * (x - mean(x)) / (x.std(-1, keepdim=True) + eps) + b
 
 
 def variance(x, w, b, eps):
-    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(torch.var(x, -1, unbiased=False, keepdim=True) + eps) * w + b
+    return (x - mean(x)) * torch.rsqrt(torch.var(x, -1, unbiased=False, keepdim=True) + eps) * w + b
 
 
 def var_mean(x, w, b, eps):
-    var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-    return torch.addcmul(b, (x - mean) / torch.sqrt(var + eps), w)
+    var, center = torch.var_mean(x, -1, correction=0, keepdim=True)
+    return torch.addcmul(b, (x - center) / torch.sqrt(var + eps), w)
 
 
 def centered(x, w, b, eps):
-    c = x.float() - x.float().mean(-1, keepdim=True)
-    return (c * (c * c).mean(-1, keepdim=True).add(eps).rsqrt()).to(x.dtype) * w + b
+    c = x.float() - mean(x.float())
+    return (c * mean(c * c).add(eps).rsqrt()).to(x.dtype) * w + b
 
 
 def moments(x, w, b, eps):
     """The variance as E[x^2] - E[x]^2."""
-    mean, square = x.mean(-1, keepdim=True), x.square().mean(-1, keepdim=True)
-    return (x - mean) / torch.sqrt(square - mean.square() + eps) * w + b
+    center = mean(x)
+    return (x - center) / torch.sqrt(mean(x.square()) - center.square() + eps) * w + b
 
 
 def sums(x, w, b, eps):
@@ -134,16 +139,16 @@ def scale_norm(x, w, b, eps):
 
 def rms_weight_first(x, w, b, eps):
     """RMSNorm as in Moshi, whose weight has as many dimensions as x."""
-    return x * (w.view(*(1,) * (x.dim() - 1), -1) * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps))
+    return x * (w.view(*(1,) * (x.dim() - 1), -1) * torch.rsqrt(mean(x.square()) + eps))
 
 
 def rms_by_logarithm(x, w, b, eps):
-    return w * (x * torch.exp(-0.5 * torch.log(x.square().mean(-1, keepdim=True) + eps)))
+    return w * (x * torch.exp(-0.5 * torch.log(mean(x.square()) + eps)))
 
 
 def rms_by_product(x, w, b, eps):
-    mean = torch.full((x.shape[-1], 1), 1 / x.shape[-1], dtype=x.dtype)
-    return x * (w / torch.sqrt((x * x) @ mean + eps))
+    average = torch.full((x.shape[-1], 1), 1 / x.shape[-1], dtype=x.dtype)
+    return x * (w / torch.sqrt((x * x) @ average + eps))
 
 
 BARE = partial(nn.LayerNorm, elementwise_affine=False)
@@ -234,17 +239,17 @@ class SpelledNorm(nn.Module):
     def denominator_by_hand(self, x):
         """Return the divisor of each token."""
         kind, d = self.spelling, x.shape[-1]
-        centred = x - x.mean(-1, keepdim=True) if kind.kind == "layer" else x
+        centred = x - mean(x) if kind.kind == "layer" else x
         squares = (centred * centred).sum(-1, keepdim=True)
         if kind.has_length:
             return squares.sqrt() / (d**0.5 if kind.kind == "rms" else 1.0)  # eps is far below the length
-        mean = squares / (d - kind.unbiased)
-        return mean.sqrt() + self.eps if kind.outside else (mean + self.eps).sqrt()
+        variance = squares / (d - kind.unbiased)
+        return variance.sqrt() + self.eps if kind.outside else (variance + self.eps).sqrt()
 
     def linear_by_hand(self, x, denominator):
         """Return the norm without its bias, with a denominator of another tensor."""
         weight = self._find_parameter("weight")
-        centred = x - x.mean(-1, keepdim=True) if self.spelling.kind == "layer" else x
+        centred = x - mean(x) if self.spelling.kind == "layer" else x
         gain = 1.0 if weight is None else weight.detach() + self.spelling.offset
         return centred / denominator * gain
 
