@@ -11,6 +11,7 @@ z is the exact sum but for four roundings of the arithmetic, and one to its dtyp
 """
 
 import torch
+from torch.utils._pytree import tree_map
 
 from support.cases import f32, f64, leaves
 from support.oracle import UNIT, added, arithmetic, magnitudes, plain, rms, truth, worst
@@ -29,7 +30,7 @@ def assert_accurate(call, ours, grad_outputs):
     expected, expected_theirs = truth(call, ours["z"], grad_outputs), truth(call, theirs["z"], grad_outputs)
     terms, unit = magnitudes(call, ours["z"], grad_outputs), arithmetic(call)
     assert ours["z"].dtype == call.residual_dtype
-    exact = added(call, {name: t.to(f64) for name, t in call.tensors.items()})
+    exact = added(call, tree_map(torch.Tensor.double, call.tensors))
     rounded = exact.abs().clamp(
         min=torch.finfo(call.residual_dtype).tiny
     )  # a subnormal number is rounded like the smallest normal

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map, tree_map_only
 
 import addnorm
 from addnorm.ops.options import ADD_OPTIONS
@@ -199,7 +200,7 @@ def leaves(call, *frozen):
 def cotangents(outputs):
     """Return random output gradients in the outputs' dtypes. With ones, half of a norm's backward would be zero."""
     generator = torch.Generator().manual_seed(1)
-    return {name: random(tuple(t.shape), t.dtype, generator, mean=0.2).to(t.device) for name, t in outputs.items()}
+    return tree_map(lambda t: random(tuple(t.shape), t.dtype, generator, mean=0.2).to(t.device), outputs)
 
 
 def gradients(call, grad_outputs=None, *frozen):
@@ -216,7 +217,5 @@ def gradients(call, grad_outputs=None, *frozen):
 
 def moved(call, device="cuda"):
     """Return the call with all its tensors on a device."""
-    options = {
-        name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in call.options.items()
-    }
-    return Call(call.norm, call.eps, {name: t.to(device) for name, t in call.tensors.items()}, options)
+    tensors, options = tree_map_only(Tensor, lambda t: t.to(device), (call.tensors, call.options))
+    return Call(call.norm, call.eps, tensors, options)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from support.cases import f32, f64
-from support.oracle import UNIT, added, arithmetic, keep_mask, magnitudes, sum_rows
+from support.oracle import UNIT, added, arithmetic, keep_mask, magnitudes, mean, sum_rows, wide_leaves
 
 PER_ROW = ("y", "z", "residual", "branch")
 
@@ -25,8 +25,7 @@ class Normalized(NamedTuple):
 
 def normalize(call, z, tensors):
     """Return y of z in float64, with the results that numerics.md states where float32 overflows."""
-    mean = z.mean(-1, keepdim=True) if call.norm == "layer" else 0.0
-    centred = z - mean
+    centred = z - mean(z) if call.norm == "layer" else z
     squares = centred.square().sum(-1, keepdim=True)
     scale = squares / call.d + call.eps
     # The sum of squares certainly overflows in the arithmetic, or certainly does not.
@@ -48,7 +47,7 @@ def normalize(call, z, tensors):
 
 def truth(call, z, grad_outputs):
     """Return outputs and gradients by name, all at the returned z; the rows that are checked; the normalized value."""
-    tensors = {name: t.detach().to(f64).requires_grad_() for name, t in call.tensors.items()}
+    tensors = wide_leaves(call)
     exact = added(call, tensors)
     stream = z.detach().to(f64).requires_grad_()
     expected = {"z": exact.detach()}

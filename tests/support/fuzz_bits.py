@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 import torch
+from torch.utils._pytree import tree_map
 
 import addnorm
 from support.cases import FUNCTIONS, Call
@@ -28,7 +29,7 @@ def compute(call, tensors, grad_outputs, wants):
     """Return the outputs of a call, and the gradients (as `d` and the argument's name) of the tensors in `wants`."""
     leaves = {name: t.detach().requires_grad_(name in wants) for name, t in tensors.items()}
     outputs = call(leaves)
-    actual = {name: t.detach() for name, t in outputs.items()}
+    actual = tree_map(torch.Tensor.detach, outputs)
     used = {name: g for name, g in grad_outputs.items() if outputs[name].requires_grad}
     if used:
         torch.autograd.backward([outputs[name] for name in used], list(used.values()))
@@ -70,13 +71,10 @@ def find_differences(case, first):
             actual["y alone without gradients"] = {"y": call.y_alone()}
             actual["y alone with out="] = {"y": into(call, nan(first["y"]))}
     actual["another number of threads"] = on_other_threads(lambda: compute_results(case))
-    copies = [
-        {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-        for tensors in (call.tensors, case.grad_outputs)
-    ]
+    copies = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), (call.tensors, case.grad_outputs))
     actual["contiguous copies"] = compute(call, *copies, case.wants)
     with torch.inference_mode():
-        actual["in inference mode"] = {name: t.clone() for name, t in call().items()}
+        actual["in inference mode"] = tree_map(torch.clone, call())
     return [
         f"{variant}: other bits of {name}"
         for variant, tensors in actual.items()
@@ -108,7 +106,7 @@ def _rows(case, first):
     tensors = {name: cut(t) if name in ("residual", "branch") else t for name, t in call.tensors.items()}
     if "row_scale" in tensors:
         tensors["row_scale"] = tensors["row_scale"].expand(rows).reshape(count)[part]
-    grad_outputs = {name: cut(t) for name, t in case.grad_outputs.items()}
+    grad_outputs = tree_map(cut, case.grad_outputs)
     alone = compute(Call(call.norm, call.eps, tensors, options), tensors, grad_outputs, case.wants)
     results = {}
     for name in ("y", "z", "dresidual", "dbranch"):
@@ -145,7 +143,7 @@ def _dimensions(case, first):
 
 def _dimensions_in_place(case, first):
     written = _in_place(case, first, _split(case)[0])
-    return {name: t.flatten(-2) for name, t in written.items()}
+    return tree_map(lambda t: t.flatten(-2), written)
 
 
 def _in_place(case, first, call=None):
@@ -160,7 +158,7 @@ def _in_place(case, first, call=None):
 def _out(case, first):
     """Return the results with `out=`: new buffers, or residual or branch where their dtype fits; `out` decides the dtypes."""
     call, names = case.call, [name for name in ("y", "z") if name in first]
-    tensors = {name: t.clone() for name, t in call.tensors.items()}
+    tensors = tree_map(torch.clone, call.tensors)
     out = {name: nan(first[name]) for name in names}
     for name, source in zip(names, case.rng.sample(["residual", "branch", None, None], 2), strict=False):
         if source is not None and out[name].dtype == tensors[source].dtype:

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import torch
+from torch.utils._pytree import tree_map
 
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams.kinds import GATE_KINDS
@@ -56,8 +57,8 @@ def describe(call):
 
 def find_differences(call, rng):
     """Compare the bits of a call with those of the same call in other ways."""
-    tensors = {name: lay_out(t, rng) for name, t in call.tensors.items()}
-    plain = {name: t.contiguous() for name, t in tensors.items()}
+    tensors = tree_map(lambda t: lay_out(t, rng), call.tensors)
+    plain = tree_map(torch.Tensor.contiguous, tensors)
     cotangents = make_cotangents(call)
     expected = compute(call, plain, cotangents, plain)
     wants = [name for name in tensors if rng.random() < 0.4]
@@ -77,7 +78,7 @@ def find_differences(call, rng):
         if rows > 1 and rows != plain["streams"].shape[1]:
             i = rng.randrange(rows)
             alone = {name: t[i : i + 1] if name in per_token else t for name, t in plain.items()}
-            results = compute(call, alone, {name: t[i : i + 1] for name, t in cotangents.items()}, alone)
+            results = compute(call, alone, tree_map(lambda t: t[i : i + 1], cotangents), alone)
             names = [name for name in results if not name.startswith("d") or name[1:] in per_token]
             lines = [
                 f"a token alone: other bits of {name}"

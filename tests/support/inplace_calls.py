@@ -1,6 +1,7 @@
 """Helpers that run calls in place and with out=, and return their results."""
 
 import torch
+from torch.utils._pytree import tree_map
 
 import addnorm
 from support.cases import FUNCTIONS
@@ -10,7 +11,7 @@ IN_PLACE = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_, "non
 
 def in_place(call, tensors=None):
     """Run the call in place, on copies of its tensors by default, and return the new residual and branch."""
-    tensors = {name: t.clone() for name, t in call.tensors.items()} if tensors is None else tensors
+    tensors = tree_map(torch.clone, call.tensors) if tensors is None else tensors
     eps = {} if call.norm == "none" else {"eps": call.eps}
     returned = IN_PLACE[call.norm](**tensors, **call.options, **eps)
     assert returned is tensors["residual" if call.norm == "none" else "branch"]

@@ -9,6 +9,8 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from support.cases import f32, f64
 
@@ -25,6 +27,11 @@ def philox4x32(counter, key):
         c = [p1 >> 32 ^ c[1] ^ k[0], p1 & mask, p0 >> 32 ^ c[3] ^ k[1], p0 & mask]
         k = [(k[0] + 0x9E3779B9) & mask, (k[1] + 0xBB67AE85) & mask]
     return c
+
+
+def mean(t):
+    """Return the mean over the features, which stay a dimension."""
+    return t.mean(-1, keepdim=True)
 
 
 @functools.cache
@@ -65,8 +72,8 @@ def exact(call, tensors, z_returned):
     z = z + (z_returned.to(f64) - z).detach()
     if call.norm == "none":
         return {"z": z}
-    centred = z - z.mean(-1, keepdim=True) if call.norm == "layer" else z
-    y = centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + call.eps)
+    centred = z - mean(z) if call.norm == "layer" else z
+    y = centred / torch.sqrt(mean(centred.square()) + call.eps)
     if "weight" in tensors:
         y = y * (tensors["weight"] + call.options.get("weight_offset", 0.0))
     return {"y": y + tensors["bias"] if "bias" in tensors else y, "z": z}
@@ -88,17 +95,22 @@ def plain(call, tensors):
     return {"y": y.to(call.out_dtype), "z": z}
 
 
+def wide_leaves(call):
+    """Return a call's tensors in float64 as leaves that require gradients."""
+    return tree_map(lambda t: t.detach().double().requires_grad_(), call.tensors)
+
+
 def truth(call, z_returned, grad_outputs):
     """Return outputs and gradients (by name of argument) in float64."""
-    tensors = {name: t.detach().to(f64).requires_grad_() for name, t in call.tensors.items()}
+    tensors = wide_leaves(call)
     outputs = exact(call, tensors, z_returned.detach())
     torch.autograd.backward([outputs[name] for name in grad_outputs], [g.to(f64) for g in grad_outputs.values()])
-    return {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
+    return tree_map(Tensor.detach, outputs) | {name: t.grad for name, t in tensors.items()}
 
 
 def magnitudes(call, z, grad_outputs):
     """Return for every output and gradient the sum of the absolute values of its terms, to which its roundings are relative."""
-    t = {name: value.detach().to(f64) for name, value in call.tensors.items()}
+    t = tree_map(lambda value: value.detach().double(), call.tensors)
     scales = {name: call.options.get(name, 1.0) for name in ("residual_scale", "layer_scale")} | t
     z, mask = z.detach().to(f64), _mask(call)
     kept = 1.0 if mask is None else mask / (1.0 - call.options["dropout_p"] or 1.0)
@@ -109,10 +121,10 @@ def magnitudes(call, z, grad_outputs):
     m = {"z": a * t["residual"].abs() + rows * layer * u}
     dz = grad_outputs["z"].to(f64).abs() if "z" in grad_outputs else torch.zeros_like(z)
     if call.norm != "none":
-        centred = z - z.mean(-1, keepdim=True) if call.norm == "layer" else z
-        rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + call.eps)
+        centred = z - mean(z) if call.norm == "layer" else z
+        rstd = torch.rsqrt(mean(centred.square()) + call.eps)
         # The rounding error of the sum for the mean is also in each centred value.
-        x_hat = ((z.abs() + z.abs().mean(-1, keepdim=True)) if call.norm == "layer" else z.abs()) * rstd
+        x_hat = ((z.abs() + mean(z.abs())) if call.norm == "layer" else z.abs()) * rstd
         weight = (
             (t["weight"].abs() + abs(call.options.get("weight_offset", 0.0))) if "weight" in t else torch.ones(call.d)
         )
@@ -120,7 +132,7 @@ def magnitudes(call, z, grad_outputs):
         if "y" in grad_outputs:
             dy = grad_outputs["y"].to(f64).abs()
             g = dy * weight
-            dz = dz + rstd * (g + g.mean(-1, keepdim=True) + x_hat * (g * x_hat).mean(-1, keepdim=True))
+            dz = dz + rstd * (g + mean(g) + x_hat * mean(g * x_hat))
             m["weight"], m["bias"] = sum_rows(dy * x_hat), sum_rows(dy)
     m["residual"], m["branch"] = a * dz, rows * layer * kept * dz
     m["branch_bias"] = sum_rows(m["branch"])

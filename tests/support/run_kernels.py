@@ -20,6 +20,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import addnorm
 from addnorm.ops import attend, cpu
@@ -97,7 +98,7 @@ class ReadCall:
                 (partial(self, compute=attend.reads_of), f64),
             )
         )
-        sizes = {name: t.abs().max().item() for name, t in exact.items()}
+        sizes = tree_map(lambda t: t.abs().max().item(), exact)
         largest = max(size for name, size in sizes.items() if name.startswith("d"))
         num_sources = sum(name.startswith("source") for name in self.tensors)
         num_tokens = self.tensors["source 0"].shape[:-1].numel()
@@ -174,8 +175,8 @@ def guard(t, end):
 
 def use(call, grad_outputs, place):
     """Yield the results of a call by name, and again in other ways to call; `place` allocates all tensors."""
-    tensors = {name: place(t).requires_grad_() for name, t in call.tensors.items()}
-    results = run(call, tensors, {name: place(t) for name, t in grad_outputs.items()})
+    tensors = tree_map(lambda t: place(t).requires_grad_(), call.tensors)
+    results = run(call, tensors, tree_map(place, grad_outputs))
     yield from results.items()
     if not isinstance(call, Call):
         return
@@ -188,7 +189,7 @@ def use(call, grad_outputs, place):
         if call.norm != "none":
             yield "y", call.y_alone(tensors)
         if call.residual_dtype == tensors["residual"].dtype and call.out_dtype == tensors["branch"].dtype:
-            tensors = {name: place(t) for name, t in tensors.items()}
+            tensors = tree_map(place, tensors)
             yield from in_place(call.without_dtypes(), tensors).items()
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import addnorm
 from addnorm.ops.options import NORMS
@@ -71,7 +72,7 @@ class StreamCall:
 
     def leaves(self, dtype=None):
         """Return copies of the tensors that require gradients, in a dtype."""
-        return {name: t.detach().to(dtype or t.dtype).clone().requires_grad_() for name, t in self.tensors.items()}
+        return tree_map(lambda t: t.detach().to(dtype or t.dtype).clone().requires_grad_(), self.tensors)
 
 
 def make_call(
@@ -126,7 +127,7 @@ def run(function, tensors, cotangents):
         [outputs[name] for name in used], [cotangents[name].to(outputs[name].dtype) for name in used]
     )
     grads = {f"d{name}": torch.zeros_like(t) if t.grad is None else t.grad for name, t in tensors.items()}
-    return {name: t.detach() for name, t in outputs.items()} | grads
+    return tree_map(Tensor.detach, outputs) | grads
 
 
 def assert_accurate(call, roundings=16):
@@ -191,7 +192,7 @@ def terms_of_coefficients(call, streams, cotangents):
 def make_cotangents(call):
     """Return random cotangents of all outputs."""
     with torch.no_grad():
-        return {name: torch.randn(t.shape, dtype=f32).to(t) for name, t in call().items()}
+        return tree_map(lambda t: torch.randn(t.shape, dtype=f32).to(t), call())
 
 
 def worst(t, exact):
@@ -206,4 +207,4 @@ def without(call, *names):
 
 def in_float64(call, **changes):
     """Return the call with tensors of float64, and other fields."""
-    return replace(call, tensors={name: t.to(f64) for name, t in call.tensors.items()}, **changes)
+    return replace(call, tensors=tree_map(Tensor.double, call.tensors), **changes)
