@@ -150,31 +150,26 @@ def test_another_implementation_agrees(case):
     assert sentence.startswith("all residual terms agree; the difference begins inside the feed-forward of layer 2")
 
 
-class Parallel(nn.Module):
-    """Layers x + f_1(N(x)) + f_2(N(x)), whose sublayers run in either order."""
+def run_parallel(m, x):
+    """Run layers x + f_1(N(x)) + f_2(N(x)), whose sublayers run in either order."""
+    for norm, *sublayers in m.layers:
+        read, outputs = norm(x), {}
+        for j in m.order:
+            outputs[j] = sublayers[j](read)
+        x = x + outputs[0] + outputs[1]
+    return x
 
-    def __init__(self, second, is_reversed=False):
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.ModuleList([nn.LayerNorm(D), addnorm.nn.SelfAttention(D, 2), second()]) for _ in range(LAYERS)
-        )
-        self.order = [1, 0] if is_reversed else [0, 1]
 
-    def forward(self, x):
-        for norm, *sublayers in self.layers:
-            read, outputs = norm(x), {}
-            for j in self.order:
-                outputs[j] = sublayers[j](read)
-            x = x + outputs[0] + outputs[1]
-        return x
+def make_parallel(second, *order):
+    layers = ([nn.LayerNorm(D), addnorm.nn.SelfAttention(D, 2), second()] for _ in range(LAYERS))
+    return shake(Graph(run_parallel, layers=nn.ModuleList(map(nn.ModuleList, layers)), order=order).eval())
 
 
 @pytest.mark.parametrize(
     "second", [lambda: addnorm.nn.FeedForward(D), lambda: addnorm.nn.SelfAttention(D, 2)], ids=["kinds", "sizes"]
 )
 def test_parallel_sublayers_agree_in_any_order(second):
-    model, twin = shake(Parallel(second)).eval(), Parallel(second, is_reversed=True).eval()
-    twin.load_state_dict(model.state_dict())
+    model, twin = make_parallel(second, 0, 1), make_parallel(second, 1, 0)
     assert list_differences(model, X, twin) == []
     twin.layers[1][1].out_proj.weight.data[3] *= 1.01
     (sentence,) = list_differences(model, X, twin)

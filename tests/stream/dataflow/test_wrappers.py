@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 import addnorm
 from support.equality import assert_same
+from support.random_models.graphs import Graph
 from support.stacks import torch_encoder
 from support.stream_steps import noise
 
@@ -16,14 +17,29 @@ WIDTH = 16
 X = noise(2, 6, WIDTH, seed=1)
 
 
-class Quantized(torch.Tensor):
-    """Weight in int8 with a scale for each row; every operator runs on the dequantized weight."""
+class Wrapper(torch.Tensor):
+    """Weight in inner tensors; every operator runs on what `unwrap` returns."""
 
     @staticmethod
-    def __new__(cls, data, scale):
-        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=scale.dtype)
+    def __new__(cls, *inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner[0].shape, dtype=inner[-1].dtype)
+
+    def __init__(self, *inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(*args[0].inner)
+        args, kwargs = pytree.tree_map_only(cls, cls.unwrap, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class Quantized(Wrapper):
+    """Weight in int8 with a scale for each row."""
 
     def __init__(self, data, scale):
+        super().__init__(data, scale)
         self.data_int8, self.scale = data, scale
 
     @classmethod
@@ -31,7 +47,7 @@ class Quantized(torch.Tensor):
         scale = weight.abs().amax(1, keepdim=True) / 127
         return cls((weight / scale).round().to(torch.int8), scale)
 
-    def dequantize(self):
+    def unwrap(self):
         return self.data_int8.to(self.scale.dtype) * self.scale
 
     def __tensor_flatten__(self):
@@ -39,53 +55,30 @@ class Quantized(torch.Tensor):
 
     @classmethod
     def __tensor_unflatten__(cls, inner, meta, size, stride):
-        return cls(inner["data_int8"], inner["scale"])
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.detach.default:
-            return cls(args[0].data_int8, args[0].scale)
-        args, kwargs = pytree.tree_map_only(Quantized, cls.dequantize, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return cls(*inner.values())
 
 
-class Closed(torch.Tensor):
+class Closed(Wrapper):
     """Weight that hides its inner tensor and its operators."""
 
-    @staticmethod
-    def __new__(cls, weight):
-        return torch.Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
-
-    def __init__(self, weight):
-        self.weight = weight
+    def unwrap(self):
+        return self.inner[0]
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.detach.default:
-            return cls(args[0].weight)
-        args, kwargs = pytree.tree_map_only(Closed, lambda t: t.weight, (args, kwargs or {}))
+    def __torch_dispatch__(cls, *args):
         with torch.utils._python_dispatch._disable_current_modes():
-            return func(*args, **kwargs)
+            return super().__torch_dispatch__(*args)
 
 
-class Lora(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.base = linear.requires_grad_(False)
-        self.weight, self.bias = linear.weight, linear.bias  # which the fast path of torch's layer looks up
-        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, linear.out_features, bias=False)
-
-    def forward(self, x):
-        return self.base(x) + self.up(self.down(x))
-
-
-class Sum(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.shift = nn.Parameter(torch.randn(1))
-
-    def forward(self, weight):
-        return weight + 0.1 * self.shift
+def lora(linear):
+    return Graph(
+        lambda m, x: m.base(x) + m.up(m.down(x)),
+        base=linear.requires_grad_(False),
+        weight=linear.weight,  # which the fast path of torch's layer looks up, as the bias
+        bias=linear.bias,
+        down=nn.Linear(WIDTH, 2, bias=False),
+        up=nn.Linear(2, linear.out_features, bias=False),
+    )
 
 
 def build():
@@ -103,12 +96,13 @@ def quantize(model):
 
 def parametrize(model):
     for linear in linears(model):
-        nn.utils.parametrize.register_parametrization(linear, "weight", Sum())
+        shifted = Graph(lambda m, weight: weight + 0.1 * m.shift, shift=nn.Parameter(torch.randn(1)))
+        nn.utils.parametrize.register_parametrization(linear, "weight", shifted)
 
 
 def add_lora(model):
     for layer in model.layers:
-        layer.linear1 = Lora(layer.linear1)
+        layer.linear1 = lora(layer.linear1)
 
 
 def offload(model, free=lambda p: p.data.untyped_storage().resize_(0)):

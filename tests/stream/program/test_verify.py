@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import nn
 
 import addnorm
 from addnorm import wirings
+from support.random_models.graphs import Graph
 from support.several_streams import FORMS, LAYERS, MHC, D, build_transformers, make_mhc
 from support.stacks import Mlp, encoder
 from support.stream_steps import X, make_steps
@@ -160,7 +162,7 @@ def test_constant_matrices_are_compared_as_numbers():
         return m.last(streams[..., 0, :] + streams[..., 1, :])
 
     model = make_steps(run)
-    model.mix = torch.nn.Buffer(rotate(0.4))
+    model.mix = nn.Buffer(rotate(0.4))
     half, other = copy.deepcopy(model).bfloat16(), copy.deepcopy(model)
     other.mix.copy_(rotate(0.5))
     found = addnorm.verify(half, X.bfloat16(), like=model)
