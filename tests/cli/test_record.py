@@ -20,6 +20,7 @@ from addnorm.stream.models.inputs import read_texts
 from addnorm.stream.models.load import load
 from addnorm.stream.record.recording import Recording
 from support.commands import assert_one_sentence, assert_words, document, run
+from support.recordings import values
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -40,8 +41,7 @@ def test_record_steps_through_text_file(folder):
     run("record", "minilm", "--text", "short.txt", "--out", "alone.json")
     alone = Recording.load(folder / "alone.json")
     for series in (("out", "rms"), ("write", "ratio"), ("grad", "l2")):
-        together = [value for _, value in recording.series(*series, step=1)]
-        assert together == pytest.approx([value for _, value in alone.series(*series)], rel=1e-4)
+        assert values(recording, *series, step=1) == pytest.approx(values(alone, *series), rel=1e-4)
 
 
 def test_record_json():

@@ -9,6 +9,7 @@ from addnorm.explorer.recording import Recordings
 from addnorm.stream.shares import BIASES
 from support.browser import drawn
 from support.explorer_recordings import STEPS
+from support.recordings import values
 
 CHARTS = {
     "stream": {"stream": "out.rms"},
@@ -74,7 +75,7 @@ def test_recording_step_slider_and_comparison(explorer, files):
         assert_drawn(explorer, files[POST], step)
         assert f"rstep={step}" in explorer.fragment()
         assert slider.get_attribute("aria-valuetext") == f"step {step}"
-    first = [value for _, value in files[POST].series("out", "rms", step=0)]
+    first = values(files[POST], "out", "rms", step=0)
     assert explorer.marks("recording-stream", "stream, step 0") == first
     page.locator("h2").first.click()
     explorer.pass_time(1100)  # steps within a second are one step for the Back button

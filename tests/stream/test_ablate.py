@@ -1,6 +1,7 @@
 """Tests of `ablate` and `scale_write`: results and gradients equal those of a rewritten model, without side effects."""
 
 import gc
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,15 @@ from torch.utils.checkpoint import checkpoint
 import addnorm
 from support.scaled_model import D, Model, change_write, edit, run_backward, run_scaled
 from support.stream_steps import X, make_steps, noise, repeat, run_layers
+
+
+def find_site(model, k=0):
+    return addnorm.inspect(model, X).sites[k]
+
+
+def one_add(add):
+    """Return the model whose one sublayer f is added by `add(x, f, a vector)`."""
+    return make_steps(lambda m, x: m.last(add(x, m.gates[0](m.norms[0](x)), m.gammas[0])))
 
 
 def assert_scaled(model, k, s, x):
@@ -81,17 +91,11 @@ ADDS = {
 def assert_edited(name, scale, change):
     """Compare an edit of one add with what `change` computes from the add, the stream, the output and a vector."""
 
-    def one_add(m, x):
-        f = m.gates[0](m.norms[0](x))
-        return m.last(change(ADDS[name], x, f, m.gammas[0]) if m.is_changed else ADDS[name](x, f, m.gammas[0]))
-
-    model = make_steps(one_add)
-    model.is_changed = False
-    (site,) = addnorm.inspect(model, X).sites
-    with edit(site, scale):
+    model = one_add(ADDS[name])
+    with edit(find_site(model), scale):
         actual = run_backward(model, X)
-    model.is_changed = True
-    torch.testing.assert_close(actual, run_backward(model, X), atol=1e-4, rtol=1e-3)
+    expected = run_backward(one_add(partial(change, ADDS[name])), X)
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ADDS)
@@ -113,19 +117,16 @@ def test_mean_has_the_gradients_of_the_mean(name):
 
 @pytest.mark.parametrize("name", WITH_FACTORS)
 def test_mean_has_no_gradient_of_a_factor_of_the_add(name):
-    model = make_steps(lambda m, x: m.last(ADDS[name](x, m.gates[0](m.norms[0](x)), m.gammas[0])))
-    (site,) = addnorm.inspect(model, X).sites
-    with addnorm.ablate(site, "mean"):
+    model = one_add(ADDS[name])
+    with addnorm.ablate(find_site(model), "mean"):
         y = model(X)
         with pytest.raises(RuntimeError, match="expected 'zero' for a gradient of the factor"):
             y.sum().backward()
 
 
 def test_mean_of_two_forwards_before_one_backward():
-    model = make_steps(lambda m, x: m.last(x + m.gates[0](m.norms[0](x))))
-    (site,) = addnorm.inspect(model, X).sites
-    longer = torch.cat([X, 2.0 * X], 1)
-    with addnorm.ablate(site, "mean"):
+    model, longer = one_add(ADDS["x + f"]), torch.cat([X, 2.0 * X], 1)
+    with addnorm.ablate(find_site(model), "mean"):
         alone = [run_backward(model, one)[1:] for one in (X, longer)]
         model.zero_grad()
         outputs = [model(one) for one in (X, longer)]
@@ -135,30 +136,26 @@ def test_mean_of_two_forwards_before_one_backward():
 
 
 def test_mean_of_a_transposed_write_in_place():
-    def add(x, f, takes_mean=False):
+    def add(x, f, g, takes_mean=False):
         f = f.transpose(0, 1).contiguous().transpose(0, 1)
         return (change_write(f, "mean").clone() if takes_mean else f).add_(x)
 
-    model = make_steps(lambda m, x: m.last(add(x, m.gates[0](m.norms[0](x)))))
-    (site,) = addnorm.inspect(model, X).sites
-    with addnorm.ablate(site, "mean"):
+    model, expected = one_add(add), one_add(partial(add, takes_mean=True))
+    with addnorm.ablate(find_site(model), "mean"):
         with pytest.raises(RuntimeError, match="into a part or a view of a tensor"):
             model(X)
         with torch.no_grad():
-            torch.testing.assert_close(model(X), model.last(add(X, model.gates[0](model.norms[0](X)), True)))
+            torch.testing.assert_close(model(X), expected(X))
 
 
 def test_lerp_with_learned_weight():
     """The gradient of the weight depends on the write, which autograd saves as it was: only outputs can be edited."""
-    model = make_steps(lambda m, x: m.last(torch.lerp(x, m.gates[0](m.norms[0](x)), m.gammas[0])))
-    (site,) = addnorm.inspect(model, X).sites
-    with addnorm.scale_write(site, 0.5):
+    model, expected = one_add(torch.lerp), one_add(lambda x, f, g: (1 - g) * x + 0.5 * g * f)
+    with addnorm.scale_write(find_site(model), 0.5):
         with pytest.raises(RuntimeError, match="written by lerp"):
             model(X)
         with torch.no_grad():
-            y = model(X)
-            g, f = model.gammas[0], model.gates[0](model.norms[0](X))
-            torch.testing.assert_close(y, model.last((1 - g) * X + 0.5 * g * f))
+            torch.testing.assert_close(model(X), expected(X))
 
 
 class Checkpointed(Model):
@@ -181,7 +178,7 @@ def test_under_checkpoints(reentrant, scale):
 def test_auxiliary_loss_keeps_its_gradient():
     """Scale only the gradient of the stream, not that of another loss of the write."""
     model = Model()
-    site = addnorm.inspect(model, X).sites[3]
+    site = find_site(model, 3)
     kept = []
     model.f[3].register_forward_hook(lambda m, a, y: kept.append(y))
     with addnorm.ablate(site):
@@ -209,7 +206,7 @@ def test_added_parameter_has_no_hook_afterwards():
 def test_interrupted_forward_leaves_no_hooks():
     """Clean up after a KeyboardInterrupt, after which torch calls no hook."""
     model = Model().eval()
-    site = addnorm.inspect(model, X).sites[0]
+    site = find_site(model)
     before = model(X)
 
     def stop(*_):
@@ -237,7 +234,7 @@ def test_interrupted_forward_leaves_no_hooks():
     ],
 )
 def test_wrong_arguments(tool, site, value, message):
-    site = site or addnorm.inspect(Model(), X).sites[0]
+    site = site or find_site(Model())
     with pytest.raises((TypeError, ValueError), match=message), tool(site, value):
         pass
 
@@ -248,7 +245,7 @@ def test_wrong_arguments(tool, site, value, message):
 ], ids=["no add", "other adds"])  # fmt: skip
 def test_forward_that_misses_the_site(train):
     model = make_steps(repeat(lambda m, k, x: train(m, k, x) if m.training else x + m.branch(k, x)))
-    site = addnorm.inspect(model, X).sites[1]
+    site = find_site(model, 1)
     with pytest.raises(RuntimeError, match=r"did not reach site 'mlps\.1'"), addnorm.ablate(site):
         model.train()(X)
     with addnorm.ablate(site):
@@ -271,7 +268,7 @@ def test_gradient_of_an_add_inside_a_function_is_refused():
     model = make_steps(repeat(lambda m, k, x: Sum.apply(m.branch(k, x), x)))
     plain = make_steps(repeat(lambda m, k, x: x + (0 if k == 1 else 1) * m.branch(k, x)))
     plain.load_state_dict(model.state_dict())
-    with addnorm.ablate(addnorm.inspect(model, X).sites[1]):
+    with addnorm.ablate(find_site(model, 1)):
         with pytest.raises(RuntimeError, match=r"'mlps\.1' is written inside a torch\.autograd\.Function"):
             model(X)
         with torch.no_grad():
@@ -279,7 +276,7 @@ def test_gradient_of_an_add_inside_a_function_is_refused():
 
 
 def test_deleted_model(frozen_heap):
-    site = addnorm.inspect(Model(), X).sites[0]
+    site = find_site(Model())
     gc.collect()
     with pytest.raises(RuntimeError, match="was deleted"), addnorm.ablate(site):
         pass
@@ -303,7 +300,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_transforms_are_refused(model, transform):
     """Autograd's node of an operator is not reached there."""
-    site = addnorm.inspect(model, X).sites[1]
+    site = find_site(model, 1)
     expected = run_scaled(model, 1, 0.5)
     with addnorm.scale_write(site, 0.5):
         with pytest.raises(RuntimeError, match=r"runs inside torch\.func or forward-mode AD, expected neither"):

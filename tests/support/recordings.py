@@ -31,6 +31,11 @@ def filled(*numbers, **options):
     return rec
 
 
+def values(rec, *series, **options):
+    """Return the values of a series by depth."""
+    return [value for _, value in rec.series(*series, **options)]
+
+
 WRITES = [(step, site, "write", "rms", 10.0 * step + site) for step in (0, 5) for site in (1, 2, 3, 4)]
 
 

@@ -30,10 +30,10 @@ MASKS = {
     "bernoulli_ of one half": lambda: torch.ones(2, 1, 1).bernoulli_() / 0.5 * 0.8,
 }
 NOISE = {
-    "module": lambda s, x: x + s.drop(s.f(s.norm(x))),
-    "function": lambda s, x: x + F.dropout(s.f(s.norm(x)), 0.5, training=True),
-    "operator": lambda s, x: x + torch.native_dropout(s.f(s.norm(x)), 0.5, True)[0],
-    "all dropped": lambda s, x: x + torch.native_dropout(s.f(s.norm(x)), 1.0, True)[0],
+    "module": lambda s, x: x + s.drop(s.branch(x)),
+    "function": lambda s, x: x + F.dropout(s.branch(x), 0.5, training=True),
+    "operator": lambda s, x: x + torch.native_dropout(s.branch(x), 0.5, True)[0],
+    "all dropped": lambda s, x: x + torch.native_dropout(s.branch(x), 1.0, True)[0],
     "checkpoint": lambda s, x: checkpoint(lambda y: pre(s, y), x, use_reentrant=False),
     "reentrant": lambda s, x: checkpoint(lambda y: pre(s, y), x, use_reentrant=True),
 }
@@ -42,7 +42,7 @@ NOISE = {
 @pytest.mark.parametrize("name", [*NOISE, *MASKS])
 def test_inspect_noise_and_checkpoints_in_training(name):
     torch.manual_seed(5)
-    step = NOISE.get(name) or (lambda s, x: x + s.f(s.norm(x)) * MASKS[name]() / 0.8)
+    step = NOISE.get(name) or (lambda s, x: x + s.branch(x) * MASKS[name]() / 0.8)
     inspection = inspect(tiny(step).train(), IDS)
     check_tiny(inspection)
     assert not inspection.streams[0].remarks  # noise belongs to training
@@ -54,14 +54,14 @@ DRAWS = (
 )
 RESIDUAL, WRITE = (f"the {part} of its 4 sublayers is detached, parts[.]" for part in ("residual of 3", "write of 4"))
 REMARKS = {
-    "dropout of the write": (lambda s, x: x + F.dropout(s.f(s.norm(x)), 0.1), DRAWS),
-    "mask of a write": (lambda s, x: x + s.f(s.norm(x)) * MASKS["bernoulli"]() / 0.8, DRAWS),
-    "dropout of the stream": (lambda s, x: F.dropout(x + s.f(s.norm(x)), 0.1), DRAWS),
+    "dropout of the write": (lambda s, x: x + F.dropout(s.branch(x), 0.1), DRAWS),
+    "mask of a write": (lambda s, x: x + s.branch(x) * MASKS["bernoulli"]() / 0.8, DRAWS),
+    "dropout of the stream": (lambda s, x: F.dropout(x + s.branch(x), 0.1), DRAWS),
     "dropout of the read": (lambda s, x: x + s.f(F.dropout(s.norm(x), 0.1)), DRAWS),
     "mask of a read": (lambda s, x: x + s.f(s.norm(x) * (torch.rand(2, 1, D) < 0.9)), DRAWS),
-    "detached residual": (lambda s, x: x.detach() + s.f(s.norm(x)), RESIDUAL),
-    "detached write": (lambda s, x: x + s.f(s.norm(x)).data, WRITE),
-    "detached stream": (lambda s, x: (x + s.f(s.norm(x))).detach(), RESIDUAL),
+    "detached residual": (lambda s, x: x.detach() + s.branch(x), RESIDUAL),
+    "detached write": (lambda s, x: x + s.branch(x).data, WRITE),
+    "detached stream": (lambda s, x: (x + s.branch(x)).detach(), RESIDUAL),
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_inspect_remarks_on_steps_in_evaluation(name):
 
 
 def test_inspect_remarks_on_modules_left_in_training_mode():
-    model = tiny(lambda s, x: x + s.drop(s.f(s.norm(x)))).eval()
+    model = tiny(lambda s, x: x + s.drop(s.branch(x))).eval()
     assert not inspect(model, IDS).streams[0].remarks
     drop = next(path for path, module in model.named_modules() if isinstance(module, nn.Dropout))
     model.get_submodule(drop).train()
@@ -83,7 +83,7 @@ def test_inspect_remarks_on_modules_left_in_training_mode():
 
 
 def test_inspect_sees_outputs_of_operators_that_also_write():
-    step = lambda s, x: x + F.rrelu(s.f(s.norm(x)))  # noqa: E731  # rrelu writes its noise in place
+    step = lambda s, x: x + F.rrelu(s.branch(x))  # noqa: E731  # rrelu writes its noise in place
     assert inspect(tiny(step).eval(), IDS).wiring == "pre_ln"
 
 

@@ -62,8 +62,8 @@ def test_inspect_sublayers_that_return_zeros():
 
 @pytest.mark.parametrize(("step", "gamma", "wiring"), [
     (lambda s, x: x + s.scale * s.f(x), 0.0, "skipinit"),
-    (lambda s, x: x + s.gamma * s.f(s.norm(x)), 1e-6, "layer_scale"),
-    (lambda s, x: x + s.gamma * s.f(s.norm(x)), math.nan, "unknown"),  # no equation closes
+    (lambda s, x: x + s.gamma * s.branch(x), 1e-6, "layer_scale"),
+    (lambda s, x: x + s.gamma * s.branch(x), math.nan, "unknown"),  # no equation closes
 ])  # fmt: skip
 def test_inspect_learned_factors_before_training(step, gamma, wiring):
     model = tiny(step, final_norm=wiring != "skipinit")
@@ -74,6 +74,6 @@ def test_inspect_learned_factors_before_training(step, gamma, wiring):
 
 
 def test_inspect_explains_zero_factor():
-    inspection = inspect(tiny(lambda s, x: x + 0.0 * s.f(s.norm(x))), IDS)
+    inspection = inspect(tiny(lambda s, x: x + 0.0 * s.branch(x)), IDS)
     assert inspection.wiring == "unknown"
     assert "multiplied by 0" in inspection.unknown[0].reason

@@ -12,6 +12,7 @@ from support.random_models.chains import make_chain
 from support.random_models.layouts import Sizes
 from support.random_models.numbers import compare_ablations, compare_components, compare_recording
 from support.random_models.sublayers import Attention, Mixer, Multihead
+from support.recordings import values
 from support.torch_transformers import D, make_transformer
 
 EXACT = 1e-9  # relative tolerance in float64
@@ -75,10 +76,9 @@ def test_gradients_and_norms_equal_those_by_hand(case):
     for state in states:
         state.retain_grad()
     compute_loss(trace.end).backward()
-    assert [value for _, value in rec.series("out", "top")] == pytest.approx([*map(top, states)], rel=EXACT)
+    assert values(rec, "out", "top") == pytest.approx([*map(top, states)], rel=EXACT)
     for name, formula in REFERENCE.items():
-        values = [value for _, value in rec.series("grad", name)]
-        assert values == pytest.approx([formula(state.grad) for state in states], rel=EXACT), name
+        assert values(rec, "grad", name) == pytest.approx([formula(state.grad) for state in states], rel=EXACT), name
     rstds = [(site.x.detach().var(-1, correction=0) + 1e-5).rsqrt() for site in trace.sites]
     for name, reduce in (("rstd", Tensor.mean), ("rstd_min", Tensor.min), ("rstd_max", Tensor.max)):
         expected = [float(reduce(rstd)) for rstd in rstds]

@@ -9,7 +9,7 @@ import pytest
 
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import HOOK_NAMES, ROLES, STATISTICS, Balance, RecordedSite
-from support.recordings import INF, NAN, WRITES, filled, series_of, sites
+from support.recordings import INF, NAN, WRITES, filled, series_of, sites, values
 from support.refusals import assert_raises, assert_refused
 
 
@@ -128,16 +128,16 @@ def test_transformer_lens_names_select_role_and_kind(name, role, kind):
 def test_scale_is_the_denominator_of_a_site_norm():
     rec = filled((0, 1, "norm_in", "rstd", 0.5), (0, 2, "norm_out", "rstd", 0.25), (0, 5, "norm_final", "rstd", 0.0))
     rec.add(0, 1, "norm_in", "rstd_min", 0.1)
-    assert [value for _, value in rec.series("scale", "scale")] == [2.0, 4.0, INF]
-    assert [value for _, value in rec.series("norm_in", "sigma")] == [2.0]
-    assert [value for _, value in rec.series("norm_in", "sigma_max")] == [10.0]
-    assert [value for _, value in rec.series("0_scale", "rstd")] == [0.5, 0.25]
+    assert values(rec, "scale", "scale") == [2.0, 4.0, INF]
+    assert values(rec, "norm_in", "sigma") == [2.0]
+    assert values(rec, "norm_in", "sigma_max") == [10.0]
+    assert values(rec, "0_scale", "rstd") == [0.5, 0.25]
 
 
 def test_series_is_by_depth_at_one_step():
     rec = filled(*WRITES, (9, 1, "in", "rms", 1.0))
-    assert [value for _, value in rec.series("write", "rms")] == [51.0, 52.0, 53.0, 54.0]  # the last step with a value
-    assert [value for _, value in rec.series("write", "rms", step=0)] == [1.0, 2.0, 3.0, 4.0]
+    assert values(rec, "write", "rms") == [51.0, 52.0, 53.0, 54.0]  # the last step with a value
+    assert values(rec, "write", "rms", step=0) == [1.0, 2.0, 3.0, 4.0]
     assert rec.series("write", "rms", step=9) == []
     assert rec.series("grad", "rms") == []
     assert rec.last_step(("write", "rms"), ("in", "rms")) == 9
@@ -148,7 +148,7 @@ def test_series_of_one_stream():
     rec = Recording([*sites(1, "encoder"), *sites(1, "decoder")])
     for site in range(8):
         rec.add(0, site, "out", "rms", float(site))
-    assert [value for _, value in rec.series("out", "rms", stream="decoder")] == [4.0, 5.0, 6.0, 7.0]
+    assert values(rec, "out", "rms", stream="decoder") == [4.0, 5.0, 6.0, 7.0]
     assert rec.streams == ("encoder", "decoder")
 
 

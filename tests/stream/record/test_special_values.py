@@ -10,6 +10,7 @@ import addnorm
 from addnorm.stream.record import sample
 from support.instrumented_model import Block, D, record
 from support.random_models.chains import make_chain
+from support.recordings import values
 from support.stream_steps import make_steps
 
 
@@ -32,9 +33,9 @@ def make(*shape):
 
 
 def similarities(rec):
-    values = [value for _, value in rec.series("out", "similarity")]
-    assert values
-    return values
+    found = values(rec, "out", "similarity")
+    assert found
+    return found
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -98,8 +99,8 @@ def test_write_is_rounded_as_it_is_added():
     model = pointwise(Tensor.bfloat16)
     rec = record(model, torch.randn(3, 5, D))
     writes = [float(write.double().norm(dim=-1).mean()) for write in model.writes]
-    assert [value for _, value in rec.series("write", "l2")] == pytest.approx(writes, rel=1e-6)
-    assert [value for _, value in rec.series("raw", "l2")] != pytest.approx(writes, rel=1e-6)
+    assert values(rec, "write", "l2") == pytest.approx(writes, rel=1e-6)
+    assert values(rec, "raw", "l2") != pytest.approx(writes, rel=1e-6)
 
 
 def test_mask_of_image_holds_for_flat_values():

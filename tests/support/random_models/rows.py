@@ -49,16 +49,19 @@ class Rule:
 
     Args:
         make: function (random numbers, number of layers, sublayers in a layer) -> the plans of each layer.
-        wiring: name of the wiring, or None with `reason`.
-        reason: why it has no name.
+        wiring: name of the wiring, or None.
         final_norm, embedding_norm: whether the wiring has these norms; a model may differ from it.
     """
 
     make: Callable
     wiring: str | None = None
-    reason: str = ""
     final_norm: bool = True
     embedding_norm: bool = False
+
+    @property
+    def reason(self):
+        """Why it has no name."""
+        return "" if self.wiring else "no published wiring has these rows"
 
 
 def _same(**fields):
@@ -99,7 +102,6 @@ def _macaron(rng, layers, per_layer):
     return [[first, *[Plan(norm_in=True)] * (per_layer - 2), last][-per_layer:]] * layers
 
 
-NOT_PUBLISHED = "no published wiring has these rows"
 RULES = {
     "pre_ln": Rule(_same(norm_in=True), "pre_ln"),
     "post_ln": Rule(_same(norm_out=True), "post_ln", final_norm=False),
@@ -121,17 +123,17 @@ RULES = {
     ),
     "mix_ln": Rule(_mix_ln, "mix_ln"),
     "no_norm": Rule(_same(), "no_norm", final_norm=False),
-    "keel": Rule(_constant("a", 1.5, 4.0, norm_in=True, norm_out=True), None, NOT_PUBLISHED, final_norm=False),
-    "hybrid": Rule(_hybrid, None, NOT_PUBLISHED),
-    "macaron": Rule(_macaron, None, NOT_PUBLISHED, final_norm=False),
-    "factor of the stream": Rule(_constant("a", 0.6, 0.95, norm_in=True), None, NOT_PUBLISHED),
-    "learned factor of the stream": Rule(_same(norm_in=True, a="vector"), None, NOT_PUBLISHED),
-    "learned factors of both": Rule(_same(norm_in=True, a="vector", b="vector"), None, NOT_PUBLISHED),
-    "sandwich with a learned factor": Rule(_same(norm_in=True, norm_branch=True, b="vector"), None, NOT_PUBLISHED),
-    "tanh gate": Rule(_same(norm_in=True, b="scalar", squash="tanh"), None, NOT_PUBLISHED),
+    "keel": Rule(_constant("a", 1.5, 4.0, norm_in=True, norm_out=True), final_norm=False),
+    "hybrid": Rule(_hybrid),
+    "macaron": Rule(_macaron, final_norm=False),
+    "factor of the stream": Rule(_constant("a", 0.6, 0.95, norm_in=True)),
+    "learned factor of the stream": Rule(_same(norm_in=True, a="vector")),
+    "learned factors of both": Rule(_same(norm_in=True, a="vector", b="vector")),
+    "sandwich with a learned factor": Rule(_same(norm_in=True, norm_branch=True, b="vector")),
+    "tanh gate": Rule(_same(norm_in=True, b="scalar", squash="tanh")),
     "sigmoid gate": Rule(_same(norm_in=True, b="vector", squash="sigmoid"), "layer_scale"),
-    "convex, constant": Rule(_constant("b", 0.2, 0.45, norm_in=True, convex=True), None, NOT_PUBLISHED),
-    "convex, learned": Rule(_same(norm_in=True, b="scalar", convex=True), None, NOT_PUBLISHED),
-    "convex, learned vector": Rule(_same(norm_in=True, b="vector", convex=True), None, NOT_PUBLISHED),
-    "convex, normed": Rule(_same(norm_branch=True, norm_out=True, b="vector", convex=True), None, NOT_PUBLISHED),
+    "convex, constant": Rule(_constant("b", 0.2, 0.45, norm_in=True, convex=True)),
+    "convex, learned": Rule(_same(norm_in=True, b="scalar", convex=True)),
+    "convex, learned vector": Rule(_same(norm_in=True, b="vector", convex=True)),
+    "convex, normed": Rule(_same(norm_branch=True, norm_out=True, b="vector", convex=True)),
 }
