@@ -11,17 +11,13 @@ import torch.nn.functional as F
 
 from addnorm import Backend
 from addnorm.bench import gpu, harness, jobs, peers
-from addnorm.bench.case import Case
 from addnorm.bench.gpu import BENCHMARK
+from bench.test_gpu import case
 from support.loading import ROOT
 from support.processes import run_python
 
 UNCOMPILED = ["eager", "addnorm"]
 SCRIPT = ROOT / "benchmarks" / "bench_gpu.py"
-
-
-def case(norm, job, dtype="bfloat16", rows=4, d=16):
-    return Case(norm=norm, job=job, rows=rows, d=d, dtype=dtype, device="cpu")
 
 
 def plant(monkeypatch, make):

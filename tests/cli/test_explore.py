@@ -191,7 +191,7 @@ def send_request(explorer, path, body, length=None):
 )
 def test_explore_ends_at_once(signals):
     with Explorer(before=RACING + BUSY) as explorer:
-        assert explorer.ask("POST", "/api/stack", {"sublayers": 2}).status == 200
+        assert explorer.ask("POST", "/api/stack", {"sublayers": 2}).status_code == 200
         race = send_request(explorer, "/api/race", {})
         assert b"text/event-stream" in race.recv(1000)
         connections = [race]
@@ -216,8 +216,8 @@ def test_explore_closes_idle_connections():
     with Explorer("--host", "0.0.0.0", before="from addnorm.explorer import server; server.IDLE = 1") as explorer:
         idle = [explorer.connect(10) for _ in range(3)]
         idle[1].sendall(b"GET / HTTP/1.1\r\nHost: loc")
-        assert explorer.ask("POST", "/api/stack", {}).status == 401
-        assert explorer.ask("POST", f"/api/stack?token={explorer.token}", {}).status == 200
+        assert explorer.ask("POST", "/api/stack", {}).status_code == 401
+        assert explorer.ask("POST", f"/api/stack?token={explorer.token}", {}).status_code == 200
         for connection in idle:
             assert connection.recv(1) == b""  # closed by the server
             connection.close()

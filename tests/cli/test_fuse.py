@@ -4,15 +4,15 @@ import pytest
 
 import addnorm
 from addnorm.fusion import backend, benchmark
-from support.commands import assert_one_sentence, assert_words, document, run
+from support.commands import assert_one_sentence, assert_words, document, run, succeed
 
 pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_fuse_prints_fusion_proof_and_benchmark(monkeypatch):
     monkeypatch.setattr(benchmark, "MAX_ROUNDS", 2)  # too few to call it slower
-    result = run("fuse", "own_models:block")
-    assert (result.exit_code, result.stderr) == (0, "")
+    result = succeed("fuse", "own_models:block")
+    assert result.stderr == ""
     assert_words(
         result.stdout, "Block, evaluation: 1 of 1 Add & Norm is fused", "LayerNorm 1e-5", "Proven equal", "1 output", "5 gradients",
         "from float64.", "of the forward pass", "inference", "training step", "saved for backward", "(2, 3, 8) float32",
@@ -33,8 +33,7 @@ def test_fuse_prints_json(name, count):
 
 
 def test_fuse_fits_the_terminal():
-    result = run("fuse", "llama", "--layers", 2, "--dtype", "bfloat16", "--train", "--no-benchmark", COLUMNS="60")
-    assert result.exit_code == 0
+    result = succeed("fuse", "llama", "--layers", 2, "--dtype", "bfloat16", "--train", "--no-benchmark", COLUMNS="60")
     assert_words(result.stdout, "LlamaModel, training: 4 of 4 Add & Norms are fused", "casting llama")
     assert max(map(len, result.stdout.splitlines())) <= 60
 

@@ -23,7 +23,7 @@ from addnorm_cli.group import addnorm as group
 from addnorm_cli.interrupts import INTERRUPTED, TERMINATED
 from addnorm_cli.output_guard import PIPE_CLOSED
 from addnorm_cli.parameters import ParameterError
-from support.commands import assert_words, run, without_announcements
+from support.commands import assert_words, run, succeed, without_announcements
 from support.loading import ROOT
 
 FULL = Path("/dev/full")
@@ -49,8 +49,7 @@ def finish(process):
 
 @pytest.mark.parametrize("name", group.commands)
 def test_help_fits_80_columns_and_shows_examples(name):
-    result = run(name, "--help", COLUMNS="80")
-    assert result.exit_code == 0
+    result = succeed(name, "--help", COLUMNS="80")
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "\\b" not in result.stdout
     assert result.stdout.startswith(f"Usage: addnorm {name} ")

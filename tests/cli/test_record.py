@@ -19,15 +19,15 @@ from addnorm.report.model_findings import recording_findings
 from addnorm.stream.models.inputs import read_texts
 from addnorm.stream.models.load import load
 from addnorm.stream.record.recording import Recording
-from support.commands import assert_one_sentence, assert_words, document, run
+from support.commands import assert_one_sentence, assert_words, document, run, succeed
 from support.recordings import values
 
 pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_record_steps_through_text_file(folder):
-    result = run("record", "minilm", "--text", "texts.txt", "--batch", 2, "--out", "run.json")
-    assert (result.exit_code, result.stderr) == (0, "Written: run.json\n")
+    result = succeed("record", "minilm", "--text", "texts.txt", "--batch", 2, "--out", "run.json")
+    assert result.stderr == "Written: run.json\n"
     assert_words(result.stdout, "2 steps from 0 to 1, with gradients", "mean over the tokens of ⟨v, y⟩", "3 texts with")
     rows = re.findall(r"^ +\d  (?:attention|feed-forward) .*( +[\d.e-]+){6} *$", result.stdout, re.M)
     assert len(rows) == 12
@@ -94,8 +94,7 @@ def test_record_memory_map_sums_to_one():
 
 
 def test_record_plots(folder):
-    result = run("record", "bert", "--plots", "new/plots", "--out", "run.parquet")
-    assert result.exit_code == 0
+    result = succeed("record", "bert", "--plots", "new/plots", "--out", "run.parquet")
     written = sorted((folder / "new" / "plots").iterdir())
     assert [path.stem for path in written] == sorted(cli_record.PLOTS)
     for path in written:

@@ -3,7 +3,7 @@
 import pytest
 
 from addnorm.cli import inspect
-from support.commands import assert_one_sentence, run
+from support.commands import assert_one_sentence, run, succeed
 from support.report_pages import check_page
 
 
@@ -15,8 +15,8 @@ def read_page(folder):
 
 
 def test_report_is_written(folder):
-    result = run("inspect", "own_models:toy", "--seed", 3, "--float64", "--train", "--report", "new/a.html")
-    assert (result.exit_code, result.stderr) == (0, "Written: new/a.html\n")
+    result = succeed("inspect", "own_models:toy", "--seed", 3, "--float64", "--train", "--report", "new/a.html")
+    assert result.stderr == "Written: new/a.html\n"
     assert "x' = x + f(x)" in result.stdout
     page = check_page((folder / "new" / "a.html").read_text(encoding="utf-8"))
     assert [element["text"] for element in page.all("h1")] == ["own_models:toy"]

@@ -7,7 +7,7 @@ import torch
 
 import addnorm
 from addnorm.stream.models.load import load
-from support.commands import assert_one_sentence, assert_words, document, run
+from support.commands import assert_one_sentence, assert_words, document, run, succeed
 
 pytestmark = pytest.mark.usefixtures("folder")
 COMMANDS = ("inspect", "record", "decompose", "ablate")
@@ -26,8 +26,8 @@ def test_inspect_names_post_ln_of_minilm():
 
 
 def test_inspect_prints_table_and_notes():
-    result = run("inspect", "gpt2", "--layers", 2)
-    assert (result.exit_code, result.stderr) == (0, "")
+    result = succeed("inspect", "gpt2", "--layers", 2)
+    assert result.stderr == ""
     assert_words(
         result.stdout, "GPT2Model, evaluation: pre_ln", "h.0-1.mlp", "x_L = x_0 + all writes", "input_ids (2, 16) int64",
         "random, of seed 0", "proved on these inputs",
@@ -36,8 +36,7 @@ def test_inspect_prints_table_and_notes():
 
 
 def test_inspect_compares_the_model_with_a_wiring():
-    agrees = run("inspect", "gpt2", "--layers", 2, "--expect", "pre-LN")
-    assert agrees.exit_code == 0
+    agrees = succeed("inspect", "gpt2", "--layers", 2, "--expect", "pre-LN")
     assert_words(agrees.stdout, "agrees with pre_ln: 4 sublayers")
     differs = run("inspect", "gpt2", "--layers", 2, "--expect", "post_ln", "--json")
     assert differs.exit_code == 3
@@ -47,23 +46,20 @@ def test_inspect_compares_the_model_with_a_wiring():
 
 
 def test_inspect_compares_several_streams_with_a_wiring(folder):
-    right = run("inspect", "own_models:several", "--expect", "mhc")
-    assert right.exit_code == 0, right.stderr
+    right = succeed("inspect", "own_models:several", "--expect", "mhc")
     assert_words(right.stdout, "Encoder, evaluation: mhc", "4 streams: mhc", "agrees with mhc: 4 sublayers")
     other = run("inspect", "own_models:several", "--expect", "reversible", "--float64")
     assert other.exit_code == 3
     assert "It is not reversible: the number of streams is 4, expected 2" in other.stderr
     recorded = run("record", "own_models:several", "--states", "several.pt")
     assert_words(recorded.stdout, "Recording of Encoder: 4 sublayers", "centration")
-    assert run("inspect", "own_models:several", "--like", "several.pt").exit_code == 0
-    page = run("inspect", "own_models:several", "--report", "page.html")
-    assert page.exit_code == 0, page.stderr
+    succeed("inspect", "own_models:several", "--like", "several.pt")
+    succeed("inspect", "own_models:several", "--report", "page.html")
     assert "The streams by depth" in (folder / "page.html").read_text()
 
 
 def test_inspect_compares_the_model_with_another(folder):
-    same = run("inspect", "gpt2", "--layers", 2, "--dtype", "bfloat16", "--like", "gpt2")
-    assert same.exit_code == 0, same.stderr
+    same = succeed("inspect", "gpt2", "--layers", 2, "--dtype", "bfloat16", "--like", "gpt2")
     assert_words(same.stdout, "agrees with the reference, GPT2Model: 4 sublayers", "roundings")
     other = run("inspect", "llama", "--layers", 2, "--like", "gpt2", "--json")
     assert other.exit_code == 3
@@ -78,8 +74,7 @@ def test_inspect_compares_the_model_with_another(folder):
 def test_states_of_another_process_are_compared(folder):
     saved = run("record", "gpt2", "--layers", 2, "--no-grads", "--states", "states.pt")
     assert (saved.exit_code, "Written: states.pt" in saved.stderr) == (0, True)
-    same = run("inspect", "gpt2", "--layers", 2, "--like", "states.pt")
-    assert same.exit_code == 0, same.stderr
+    same = succeed("inspect", "gpt2", "--layers", 2, "--like", "states.pt")
     assert_words(same.stdout, "agrees with the reference, GPT2Model: 4 sublayers, each computed", "equal to the bit")
     seeded = run("inspect", "gpt2", "--layers", 2, "--seed", 1, "--like", "states.pt")
     assert_one_sentence(seeded, 3, "the difference begins at the start of the stream: relative error")
@@ -113,8 +108,7 @@ def test_locate_names_a_captured_tensor(folder):
 @pytest.mark.parametrize(("name", "columns"), [("t5", 80), ("llama", 140)])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_stream_commands_fit_the_terminal(command, name, columns):
-    result = run(command, name, COLUMNS=str(columns))
-    assert result.exit_code == 0
+    result = succeed(command, name, COLUMNS=str(columns))
     assert max(map(len, result.stdout.splitlines())) <= columns
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from addnorm import wirings
 from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES
-from support.commands import document, run
+from support.commands import document, run, succeed
 from support.pairwise import rotate
 
 
 def lines_of(*arguments, **env):
-    result = run("wirings", *arguments, **env)
-    assert (result.exit_code, result.stderr) == (0, "")
+    result = succeed("wirings", *arguments, **env)
+    assert result.stderr == ""
     return [line.rstrip() for line in result.stdout.splitlines()]
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from addnorm.fusion import benchmark
-from support.commands import run
+from support.commands import succeed
 from support.loading import ROOT
 
 PAGES = [
@@ -86,7 +86,6 @@ COMMANDS = re.findall(r"^addnorm (.+)$", (ROOT / "SKILL.md").read_text(), re.MUL
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_of_the_skill_succeed(command, one_thread):
-    result = run(*command.split())
-    assert result.exit_code == 0, result.stderr
+    result = succeed(*command.split())
     if command.endswith("--json"):
         assert json.loads(result.stdout).keys() >= {"wiring", "closes", "unknown"}

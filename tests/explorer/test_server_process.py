@@ -68,7 +68,7 @@ def judged(process, method, path, headers, body, statuses):
 
 def test_server_survives_bad_requests(process, one_thread):
     asked = {"placement": "sandwich", "sublayers": 8, "seed": 5}
-    assert process.ask("POST", "/api/stack", asked).json == measured(**asked)
+    assert process.ask("POST", "/api/stack", asked).json() == measured(**asked)
     before = process.memory() if sys.platform == "linux" else 0
     bad = [*bad_requests()]
     with ThreadPoolExecutor(8) as pool:
@@ -87,8 +87,8 @@ def test_server_survives_bad_requests(process, one_thread):
 
         [*pool.map(cut, CUT * 15)]
     assert len(bad) >= 900
-    assert process.ask("GET", "/healthz").body == b"ok"
-    assert process.ask("POST", "/api/stack", asked).json == measured(**asked)
+    assert process.ask("GET", "/healthz").content == b"ok"
+    assert process.ask("POST", "/api/stack", asked).json() == measured(**asked)
     if before:
         assert process.memory() - before < 64 * 2**20
     assert process.stderr == ""
@@ -115,6 +115,6 @@ def test_race_stream_ends_with_client(process):
         assert time.monotonic() < deadline
         third.close()
         third, refused = begun("c")
-    assert process.ask("GET", "/healthz").body == b"ok"
+    assert process.ask("GET", "/healthz").content == b"ok"
     second.close()
     third.close()

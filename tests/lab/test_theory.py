@@ -205,17 +205,21 @@ def last(wiring, power):
     return change
 
 
-SUBLAYERS = range(129)
+def grows(wiring, variance):
+    """Return a change of the stream's variance after each sublayer."""
+    return at(wiring, variance=[*map(variance, range(129))])
+
+
 CONSTANTS = "DeepNorm's constants are (2N)^(1/4) and (8N)^(-1/4)."
 # The beginning of a result's name, and changes of the rows that it must detect.
 PLANTED = {
     "The stream of pre-LN grows": (
-        at("pre_ln", variance=[1 + 0.2 * i for i in SUBLAYERS]),
-        at("pre_ln", variance=[1 + i for i in SUBLAYERS]),
+        grows("pre_ln", lambda i: 1 + 0.2 * i),
+        grows("pre_ln", lambda i: 1 + i),
     ),
     "The growth of pre-LN": (
-        at("pre_ln", variance=[1 + math.log(1 + i) for i in SUBLAYERS]),
-        at("pre_ln", variance=[1.1**i for i in SUBLAYERS]),
+        grows("pre_ln", lambda i: 1 + math.log(1 + i)),
+        grows("pre_ln", lambda i: 1.1**i),
     ),
     "The input of the norm": (at("post_ln", before_norm=[1.5, 2.0] * 64),),
     "The stream of post-LN": (at("post_ln", variance=[1.0] * 128 + [1.01]),),
@@ -230,16 +234,16 @@ PLANTED = {
     "The first step changes pre-LN": (at("post_ln", step_adam=0.19),),
     "DeepNorm's gradient": (at("deepnorm", weight_gradient=[0.2, *[1.0] * 63]),),
     "Under LayerNorm scaling": (
-        at("layernorm_scaling", variance=[1 + i**0.5 for i in SUBLAYERS]),
-        at("layernorm_scaling", variance=[1 + i for i in SUBLAYERS]),
+        grows("layernorm_scaling", lambda i: 1 + i**0.5),
+        grows("layernorm_scaling", lambda i: 1 + i),
     ),
-    "With a norm after": (at("peri_ln", variance=[1 + 0.6 * i for i in SUBLAYERS]),),
+    "With a norm after": (grows("peri_ln", lambda i: 1 + 0.6 * i),),
     "Pre-LN's later layers": (at("pre_ln", 8, last_move=0.02), at("pre_ln", 64, last_move=0.02)),
     "Without the residual": (at("no_residual", similarity=[0.9] * 129),),
     "With the residual": (at("pre_ln", similarity=[0.999] * 129),),
     "Without norms": (
-        at("no_norm", variance=[1 + 0.5 * i for i in SUBLAYERS]),
-        at("no_norm", variance=[3.0**i for i in SUBLAYERS]),
+        grows("no_norm", lambda i: 1 + 0.5 * i),
+        grows("no_norm", lambda i: 3.0**i),
     ),
     "Hyper-connections and": (at("denseformer", 16, difference=0.01),),
     "The reads of attention": (at("attention_residuals", 16, read=[*[1.0] * 31, 1.2]),),

@@ -65,6 +65,13 @@ def run(*arguments, **env):
     return CliRunner().invoke(main, [*map(str, arguments)], env={"COLUMNS": "100", **env}, catch_exceptions=False)
 
 
+def succeed(*arguments, **env):
+    """Return the result of a command, which ends with 0."""
+    result = run(*arguments, **env)
+    assert result.exit_code == 0, result.output
+    return result
+
+
 def refuse(constant):
     raise AssertionError(f"{constant} is no JSON")
 

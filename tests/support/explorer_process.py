@@ -1,10 +1,9 @@
 """`addnorm explore` as a process on a free port, for tests of the server and of the page.
 
 with Explorer() as explorer:
-    explorer.ask("POST", "/api/stack", {"placement": "pre"}).json
+    explorer.ask("POST", "/api/stack", {"placement": "pre"}).json()
 """
 
-import json
 import os
 import re
 import signal
@@ -15,10 +14,10 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
-from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import httpx2
 
 from support.commands import without_announcements
 
@@ -36,23 +35,6 @@ def endless(runs):
 race.run_race = endless
 """
 """A race that never ends replaces the training."""
-
-
-@dataclass
-class Answer:
-    """Response of the server."""
-
-    status: int
-    headers: dict
-    body: bytes
-
-    @property
-    def json(self):
-        return json.loads(self.body)
-
-    @property
-    def error(self):
-        return self.json["error"]
 
 
 def read(file):
@@ -92,18 +74,8 @@ class Explorer:
         return self._last_words if self._stderr.closed else without_announcements(read(self._stderr))
 
     def ask(self, method, path, body=None):
-        """Send one request on a new connection. The body is sent as JSON."""
-        sent = {}
-        if body is not None:
-            body = json.dumps(body).encode()
-            sent = {"Content-Type": "application/json"}
-        connection = HTTPConnection(self.host, self.port, timeout=30)
-        try:
-            connection.request(method, path, body, sent)
-            answer = connection.getresponse()
-            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
-        finally:
-            connection.close()
+        """Send one request on a new connection and return the response. The body is sent as JSON."""
+        return httpx2.request(method, f"http://{self.host}:{self.port}{path}", json=body, timeout=30, trust_env=False)
 
     def connect(self, timeout=30):
         """Open a connection."""

@@ -160,29 +160,29 @@ PAIR = (noise(2, 6, D), noise(2, 5, D, seed=1))
 KINDS = {
     "token mixers without norms": "ofof", "means of pairs": "fff", "means of tokens": "ooo",
 }  # fmt: skip
-# forward, inputs, name, equations without the values of learned factors
+# forward, name, equations without the values of learned factors, and inputs if they are not ONE
 PRE_LN, BOTH_NORMS = "x' = x + f(N(x))", "x' = N(x + f(N(x)))"
 UNDERSTOOD = {
-    "scale of channels": (steps.channel_scale, IMAGE, "layer_scale", ["x' = x + b ⊙ f(N(x))"] * 3),
-    "sublayers in a stack": (steps.stacked_sublayers, ONE, "parallel", [PRE_LN] * 4),
-    "token mixers without norms": (steps.bare_token_mixers, ONE, "no_norm", ["x' = x + f(x)"] * 4),
-    "norm of a token mixer": (steps.normed_token_mixers, ONE, "reordered", ["x' = x + N(f(x))"] * 3),
-    "constant after channels": (steps.scaled_reads_of_channels, IMAGE, "unknown", ["x' = x + f(0.5 N(x))"] * 3),
-    "scale of a branch norm": (steps.scaled_branch_norms, ONE, "unknown", ["x' = x + b ⊙ N(f(N(x)))"] * 4),
-    "sum of normed sublayers": (steps.sums_of_normed_sublayers, ONE, "parallel", [PRE_LN] * 4),
-    "first state again": (first_state_again, ONE, "pre_ln", [PRE_LN, *["x' = 0.5 x + 0.3 skip", PRE_LN] * 2]),
-    "means of pairs": (means_of_pairs, ONE, "unknown", ["x' = 0.5 x + 0.5 f(N(x))"] * 3),
-    "means of tokens": (means_of_tokens, ONE, "pre_ln", [PRE_LN] * 3),
+    "scale of channels": (steps.channel_scale, "layer_scale", ["x' = x + b ⊙ f(N(x))"] * 3, *IMAGE),
+    "sublayers in a stack": (steps.stacked_sublayers, "parallel", [PRE_LN] * 4),
+    "token mixers without norms": (steps.bare_token_mixers, "no_norm", ["x' = x + f(x)"] * 4),
+    "norm of a token mixer": (steps.normed_token_mixers, "reordered", ["x' = x + N(f(x))"] * 3),
+    "constant after channels": (steps.scaled_reads_of_channels, "unknown", ["x' = x + f(0.5 N(x))"] * 3, *IMAGE),
+    "scale of a branch norm": (steps.scaled_branch_norms, "unknown", ["x' = x + b ⊙ N(f(N(x)))"] * 4),
+    "sum of normed sublayers": (steps.sums_of_normed_sublayers, "parallel", [PRE_LN] * 4),
+    "first state again": (first_state_again, "pre_ln", [PRE_LN, *["x' = 0.5 x + 0.3 skip", PRE_LN] * 2]),
+    "means of pairs": (means_of_pairs, "unknown", ["x' = 0.5 x + 0.5 f(N(x))"] * 3),
+    "means of tokens": (means_of_tokens, "pre_ln", [PRE_LN] * 3),
     "residual of every second norm": (
-        residual_of_the_norm(0), ONE, "unknown", ["x' = x + f(x)", BOTH_NORMS, "x' = x + f(x)", PRE_LN],
+        residual_of_the_norm(0), "unknown", ["x' = x + f(x)", BOTH_NORMS, "x' = x + f(x)", PRE_LN],
     ),
-    "residual of every other norm": (residual_of_the_norm(1), ONE, "unknown", [BOTH_NORMS, "x' = x + f(x)"] * 2),
+    "residual of every other norm": (residual_of_the_norm(1), "unknown", [BOTH_NORMS, "x' = x + f(x)"] * 2),
     "bits as integers": (
-        repeat(lambda m, k, x: x.view(torch.int32).view(torch.float32) + m.branch(k, x)), ONE, "pre_ln", [PRE_LN] * 4,
+        repeat(lambda m, k, x: x.view(torch.int32).view(torch.float32) + m.branch(k, x)), "pre_ln", [PRE_LN] * 4,
     ),
-    "in place through a view": (turned, ONE, "pre_ln", [PRE_LN] * 4),
-    "from .data": (repeat(lambda m, k, x: x.data + m.branch(k, x)), ONE, "pre_ln", [PRE_LN] * 4),
-    "vmap": (repeat(lambda m, k, x: torch.vmap(lambda y: y + m.branch(k, y))(x)), ONE, "pre_ln", [PRE_LN] * 4),
+    "in place through a view": (turned, "pre_ln", [PRE_LN] * 4),
+    "from .data": (repeat(lambda m, k, x: x.data + m.branch(k, x)), "pre_ln", [PRE_LN] * 4),
+    "vmap": (repeat(lambda m, k, x: torch.vmap(lambda y: y + m.branch(k, y))(x)), "pre_ln", [PRE_LN] * 4),
 }  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def list_equations(stream):
 
 @pytest.mark.parametrize("name", UNDERSTOOD)
 def test_inspect_finds_rows_of_unusual_steps(name):
-    run, inputs, wiring, equations = UNDERSTOOD[name]
+    run, wiring, equations, *inputs = UNDERSTOOD[name]
     inspection = inspect_steps(run, *inputs)
     assert inspection.unknown == ()
     assert inspection.closes
