@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 import addnorm
 from addnorm.fusion.proof import prove
+from support.random_models.graphs import Graph
 from support.stream_steps import noise
 from support.wrong_gradient import ChangedGradient
 
@@ -61,18 +62,14 @@ def find_difference(differences, name):
     return next(difference for difference in differences if difference.name == name)
 
 
-class Function(nn.Module):
+class Function(Graph):
     """Model from a function, with a parameter `w`."""
 
     def __init__(self, function, *shape, **buffers):
-        super().__init__()
-        self.function = function
+        super().__init__(function)
         self.w = nn.Parameter(torch.linspace(0.5, 1.5, math.prod(shape)).view(shape))
         for name, value in buffers.items():
             self.register_buffer(name, value)
-
-    def forward(self, *args, **kwargs):
-        return self.function(self, *args, **kwargs)
 
 
 FAULTS = {

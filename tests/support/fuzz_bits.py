@@ -75,11 +75,16 @@ def find_differences(case, first):
     actual["contiguous copies"] = compute(call, *copies, case.wants)
     with torch.inference_mode():
         actual["in inference mode"] = tree_map(torch.clone, call())
+    return list_differences(actual, first)
+
+
+def list_differences(actual, expected):
+    """Return one line for each tensor of a variant whose bits are not the expected ones."""
     return [
         f"{variant}: other bits of {name}"
         for variant, tensors in actual.items()
         for name, t in tensors.items()
-        if not is_same(t, first[name])
+        if not is_same(t, expected[name])
     ]
 
 

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams.kinds import GATE_KINDS
-from support.fuzz_bits import compute, is_same, on_other_threads
+from support.fuzz_bits import compute, is_same, list_differences, on_other_threads
 from support.fuzz_calls import lay_out
 from support.fuzz_operators import call_operators
 from support.stream_calls import BY_TOKEN, MODES, assert_accurate, make_call, make_cotangents, run
@@ -85,12 +85,7 @@ def find_differences(call, rng):
                 for name in names
                 if not is_same(results[name][0], expected[name][i])
             ]
-    return lines + [
-        f"{way}: other bits of {name}"
-        for way, results in ways.items()
-        for name, t in results.items()
-        if not is_same(t, expected[name])
-    ]
+    return lines + list_differences(ways, expected)
 
 
 def find_spread(call, rng):

@@ -11,6 +11,7 @@ from addnorm.fusion.backend import fuse_graph, run_eagerly
 from addnorm.fusion.match import Boundary
 from support.equality import assert_same
 from support.fused_model import D, X
+from support.random_models.graphs import Graph
 
 
 @dataclass
@@ -70,20 +71,16 @@ def run_both(model, *args, **kwargs):
     return before, after, capture
 
 
-class FunctionModel(nn.Module):
+class FunctionModel(Graph):
     """Model of two sublayers, a norm and its parts; `forward` is a function of the model and the inputs."""
 
     def __init__(self, function):
-        super().__init__()
+        super().__init__(function)
         torch.manual_seed(1)
-        self.function = function
         self.f, self.g, self.norm = nn.Linear(D, D), nn.Linear(D, D), nn.LayerNorm(D)
         self.weight, self.bias = nn.Parameter(torch.rand(D) + 0.5), nn.Parameter(torch.rand(D))
         self.register_buffer("buffer", torch.rand(D) + 0.5)
         self.register_buffer("eps", torch.tensor(1e-5))
-
-    def forward(self, *args):
-        return self.function(self, *args)
 
 
 def fuse_function(

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 import addnorm
 from addnorm.distributed import parallelize
 from support.dtensors import TOLERANCE, mesh_of
-from support.instrumented_model import assert_same_numbers, backward, step
+from support.families import noise
+from support.instrumented_model import assert_same_numbers, backward, compute_loss, step
 from support.torch_transformers import randomize
 
 SIZES = {"d_model": 16, "nhead": 4, "dtype": torch.float64}
@@ -58,7 +59,7 @@ def run(model, inputs, options):
     arguments = [x.clone().requires_grad_() for x in inputs]
     torch.manual_seed(3)
     y = model(*arguments, **options)
-    (y * torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))).sum().backward()
+    compute_loss(y).backward()
     return y, gradients_of(model), [x.grad for x in arguments]
 
 
@@ -110,7 +111,7 @@ def encoder(wiring="pre_ln", **options):
 
 def batch():
     """Return inputs and cotangents of 4 samples."""
-    return torch.randn(2, 4, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    return noise(2, 4, 5, 16, seed=8).double()
 
 
 def part(t):

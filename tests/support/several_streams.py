@@ -46,22 +46,23 @@ class Site(nn.Module):
         b = (1.0 if fault == "half gate" else 2.0) * torch.sigmoid(self.alpha[1] * z_b + beta_b)
         logits = (self.alpha[2] * z_a + beta_a).unflatten(-1, (n, n))
         a = sinkhorn(logits, 3 if fault == "iterations" else 6, 1e-6, rows_first=fault == "rows first")
-        if fault == "transposed":
-            a = a.mT
-        elif fault == "not applied":
-            a = torch.eye(n, dtype=a.dtype).expand_as(a)
-        elif fault == "scaled":
-            a = 0.5 * a
-        elif fault == "double read":
-            c = 2.0 * c
-        elif fault == "tanh":
-            c = torch.tanh(self.alpha[0] * z_c + beta_c)
-        elif fault == "turned write":
-            b = b.flip(-1)
-        elif fault == "turned read":
-            c = c.flip(-1)
-        elif fault == "first stream only":
-            b = b * torch.eye(n, dtype=b.dtype)[0]
+        match fault:
+            case "transposed":
+                a = a.mT
+            case "not applied":
+                a = torch.eye(n, dtype=a.dtype).expand_as(a)
+            case "scaled":
+                a = 0.5 * a
+            case "double read":
+                c = 2.0 * c
+            case "tanh":
+                c = torch.tanh(self.alpha[0] * z_c + beta_c)
+            case "turned write":
+                b = b.flip(-1)
+            case "turned read":
+                c = c.flip(-1)
+            case "first stream only":
+                b = b * torch.eye(n, dtype=b.dtype)[0]
         return c, a, b
 
     def branch(self, r):

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import addnorm
 from support import families
 from support.families import shake
+from support.random_models.graphs import Graph
 
 D = 16
 
@@ -31,12 +32,11 @@ def make_mlp():
     return nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D))
 
 
-class Steps(nn.Module):
+class Steps(Graph):
     """Parts for six sublayers and the function that runs them."""
 
     def __init__(self, run):
-        super().__init__()
-        self.run = run
+        super().__init__(run)
         self.norms, self.others = (nn.ModuleList(nn.LayerNorm(D) for _ in range(6)) for _ in range(2))
         self.bare = nn.LayerNorm(D, elementwise_affine=False)
         self.last, self.context = nn.LayerNorm(D), nn.LayerNorm(D)
@@ -50,9 +50,6 @@ class Steps(nn.Module):
     def branch(self, k, x):
         """Return the output of pre-LN sublayer k."""
         return self.mlps[k](self.norms[k](x))
-
-    def forward(self, *args):
-        return self.run(self, *args)
 
 
 def make_steps(run):

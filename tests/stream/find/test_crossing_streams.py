@@ -49,7 +49,7 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("run", STREAMS, ids=lambda run: run.__name__)
+@pytest.mark.parametrize("run", STREAMS)
 def test_inspect_tells_crossing_streams_apart(run):
     wiring, *letters = STREAMS[run]
     inspection = inspect_steps(run, *INPUTS)

@@ -28,8 +28,8 @@ class Graph(nn.Module):
         for name, module in modules.items():
             setattr(self, name, module)
 
-    def forward(self, *inputs):
-        return self.run(self, *inputs)
+    def forward(self, *inputs, **options):
+        return self.run(self, *inputs, **options)
 
 
 class CrossAttention(Attention):
