@@ -39,37 +39,43 @@ def only(layer, sublayer, value, otherwise):
     return lambda row, place: value if (place.layer, place.sublayer) == (layer, sublayer) else otherwise
 
 
-# The expected wiring, the fields of the model's rows that differ, the words of the deviation, the number of sublayers that have it.
-PLANTED = [
-    ("pre_ln", {"norm_in": False, "norm_out": True}, MOVED, 6),
-    ("pre_ln", {"norm_in": only(1, 1, False, True)}, "the norm is missing, expected before the sublayer", 1),
-    ("pre_ln", {"norm_in": False}, "the norm is missing, expected before", 6),
-    ("pre_ln", {"norm_branch": True}, "before the sublayer and on the sublayer's output, expected before the sublayer", 6),
-    ("pre_ln", {"norm_in": False, "norm_branch": True}, "on the sublayer's output, expected before the sublayer", 6),
-    ("pre_ln", {"b": 0.5}, "the factor of the branch is 0.5, expected 1", 6),
-    ("pre_ln", {"b": lambda row, place: 2.0 if place.layer == 2 else 1.0}, "the factor of the branch is 2, expected 1", 2),
-    ("pre_ln", {"a": 0.9}, "the factor of the residual is 0.9, expected 1", 6),
-    ("pre_ln", {"c": 0.5}, "the factor of what the sublayer reads is 0.5, expected 1", 6),
-    ("pre_ln", {"b": Learned(0.7)}, "the branch is learned, one number, expected 1", 6),
-    ("pre_ln", {"b": Learned(0.7, per_feature=True)}, "learned, a number for each feature, expected 1", 6),
-    ("pre_ln", {"shares": lambda row, place: "state" if place.sublayer else ""}, "in parallel, expected one after the other", 6),
-    ("parallel", {"shares": "", "norm_in": True}, "one after the other, expected in parallel", 6),
-    ("post_ln", {"norm_in": True, "norm_out": False}, "before the sublayer, expected after the add", 6),
-    ("post_ln", {"norm_out": only(0, 0, False, True)}, "the norm is missing, expected after the add", 1),
-    ("deepnorm", {"a": 1.0, "b": lambda row, place: row.a}, "the factor 1.565 is on the branch, expected on the residual", 6),
-    ("deepnorm", {"a": 1.0}, "the factor of the residual is 1, expected 1.565", 6),
-    ("layernorm_scaling", {"c": 1.0}, "the factor of what the sublayer reads is 1, expected 0.7071", 2),
-    ("layer_scale", {"b": 0.1}, "the branch is 0.1, expected learned, a number for each feature", 6),
-    ("layer_scale", {"b": Learned(0.1)}, "is learned, one number, expected learned, a number for each feature", 6),
-    ("rezero", {"b": 1.0}, "the factor of the branch is 1, expected learned, one number", 6),
-    ("sandwich", {"norm_branch": False}, "the norm is before the sublayer, expected before the sublayer and on", 6),
-    ("reordered", {"norm_branch": False, "norm_in": True}, "before the sublayer, expected on the sublayer's output", 6),
-    ("no_residual", {"a": 1.0}, "the factor of the residual is 1, expected 0", 6),
-]  # fmt: skip
+def plant(fields, name="pre_ln", count=6):
+    return name, fields, count
 
 
-@pytest.mark.parametrize(("name", "fields", "words", "count"), PLANTED)
-def test_planted_error_is_named_with_its_sublayers(name, fields, words, count):
+# The words of the deviation: the fields of the model's rows that differ, the expected wiring if it is not pre-LN, and the number of
+# sublayers that have it if it is not six.
+PLANTED = {
+    MOVED: plant({"norm_in": False, "norm_out": True}),
+    "the norm is missing, expected before the sublayer": plant({"norm_in": only(1, 1, False, True)}, count=1),
+    "the norm is missing, expected before": plant({"norm_in": False}),
+    "before the sublayer and on the sublayer's output, expected before the sublayer": plant({"norm_branch": True}),
+    "on the sublayer's output, expected before the sublayer": plant({"norm_in": False, "norm_branch": True}),
+    "the factor of the branch is 0.5, expected 1": plant({"b": 0.5}),
+    "the factor of the branch is 2, expected 1": plant({"b": lambda row, place: 2.0 if place.layer == 2 else 1.0}, count=2),
+    "the factor of the residual is 0.9, expected 1": plant({"a": 0.9}),
+    "the factor of what the sublayer reads is 0.5, expected 1": plant({"c": 0.5}),
+    "the branch is learned, one number, expected 1": plant({"b": Learned(0.7)}),
+    "learned, a number for each feature, expected 1": plant({"b": Learned(0.7, per_feature=True)}),
+    "in parallel, expected one after the other": plant({"shares": lambda row, place: "state" if place.sublayer else ""}),
+    "one after the other, expected in parallel": plant({"shares": "", "norm_in": True}, "parallel"),
+    "before the sublayer, expected after the add": plant({"norm_in": True, "norm_out": False}, "post_ln"),
+    "the norm is missing, expected after the add": plant({"norm_out": only(0, 0, False, True)}, "post_ln", count=1),
+    "the factor 1.565 is on the branch, expected on the residual": plant({"a": 1.0, "b": lambda row, place: row.a}, "deepnorm"),
+    "the factor of the residual is 1, expected 1.565": plant({"a": 1.0}, "deepnorm"),
+    "the factor of what the sublayer reads is 1, expected 0.7071": plant({"c": 1.0}, "layernorm_scaling", count=2),
+    "the branch is 0.1, expected learned, a number for each feature": plant({"b": 0.1}, "layer_scale"),
+    "is learned, one number, expected learned, a number for each feature": plant({"b": Learned(0.1)}, "layer_scale"),
+    "the factor of the branch is 1, expected learned, one number": plant({"b": 1.0}, "rezero"),
+    "the norm is before the sublayer, expected before the sublayer and on": plant({"norm_branch": False}, "sandwich"),
+    "before the sublayer, expected on the sublayer's output": plant({"norm_branch": False, "norm_in": True}, "reordered"),
+    "the factor of the residual is 1, expected 0": plant({"a": 1.0}, "no_residual"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", PLANTED)
+def test_planted_error_is_named_with_its_sublayers(words):
+    name, fields, count = PLANTED[words]
     wiring = wirings.get(name)
     found = addnorm.verify(make_model(change(wiring, **fields)), X, wiring=wiring)
     assert not found.agrees

@@ -12,7 +12,7 @@ def record_mhc(form, dtype=torch.float32):
     """Return a model, its input, and c, A, b and w of each sublayer of a run in float64, with the states before and the head's c."""
     model, x = make_mhc(form).to(dtype), torch.randn(2, 5, 16, dtype=dtype)
     twin, sites = copy.deepcopy(model).double(), []
-    for site in (site for layer in twin.layers for site in layer):
+    for site in twin.sites:
         own = SimpleNamespace()
         sites.append(own)
 

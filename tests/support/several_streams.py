@@ -90,17 +90,16 @@ class HandMhc(nn.Module):
     def forward(self, x):
         n, X = self.n, self.start(x)
         before, used = self.stack(X), None
-        for layer in self.layers:
-            for site in layer:
-                own = self.stack(X)
-                c, a, b = site.coefficients(before if site.fault == "stale" else own)
-                before, read = own, used if site.fault == "single pass" else c
-                if read is None:
-                    read = torch.eye(n, dtype=x.dtype)[0].expand_as(c)
-                w = site.branch(self.read(X, read))
-                if site.fault == "late":  # the order of the computation is no error
-                    _, a, b = site.coefficients(own)
-                X, used = self.write(X, a, b, w), c
+        for site in self.sites:
+            own = self.stack(X)
+            c, a, b = site.coefficients(before if site.fault == "stale" else own)
+            before, read = own, used if site.fault == "single pass" else c
+            if read is None:
+                read = torch.eye(n, dtype=x.dtype)[0].expand_as(c)
+            w = site.branch(self.read(X, read))
+            if site.fault == "late":  # the order of the computation is no error
+                _, a, b = site.coefficients(own)
+            X, used = self.write(X, a, b, w), c
         own = self.stack(X)
         z = (
             own.flatten(-2)
@@ -111,6 +110,11 @@ class HandMhc(nn.Module):
         if self.kind == "mean head":
             head = torch.full_like(head, 1 / n)
         return self.norm(self.read(X, used if self.kind == "single pass" else head))
+
+    @property
+    def sites(self):
+        """Return the sublayers with their coefficients."""
+        return [site for layer in self.layers for site in layer]
 
     def start(self, x):
         """Return n copies of the embedding."""

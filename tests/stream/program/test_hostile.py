@@ -84,9 +84,8 @@ def test_streams_may_be_as_many_as_features(fault, words, monkeypatch):
 def change_branches(change):
     """Return mHC by hand, whose branch `change` computes from the module and what it reads."""
     model = make_mhc()
-    for layer in model.layers:
-        for site in layer:
-            site.branch = lambda read, site=site: change(site, read)
+    for site in model.sites:
+        site.branch = lambda read, site=site: change(site, read)
     return model
 
 
@@ -155,10 +154,9 @@ def to_buffers(model):
 def make_untrained(fault):
     """Return an mHC all of whose streams stay copies of each other."""
     model = make_mhc(faults=fault)
-    for layer in model.layers:
-        for site in layer:
-            site.phi.data.zero_()
-            site.beta.data.zero_()
+    for site in model.sites:
+        site.phi.data.zero_()
+        site.beta.data.zero_()
     return model
 
 

@@ -38,7 +38,7 @@ def edit_by_hand(model, k, scale):
         sublayers = [connection.sublayer for layer in edited.stack.layers for connection in layer.connections]
         last = [getattr(sublayer, "out_proj", None) or sublayer.down for sublayer in sublayers]
     else:
-        last = [site.down for layer in edited.layers for site in layer]
+        last = [site.down for site in edited.sites]
     last[k].register_forward_hook(lambda module, args, out: change(out, str(scale)))
     return edited
 
@@ -159,7 +159,7 @@ def test_branches_that_are_called_in_another_way(wrap):
     whole, edited = [], []  # ablate disables checkpoints
     for way in (lambda branch: branch, wrap):
         model, x, _ = build("hand stacked")
-        for site in (site for layer in model.layers for site in layer):
+        for site in model.sites:
             site.branch = way(site.branch)
         whole.append(step(model, x.requires_grad_()))
         with addnorm.ablate(addnorm.inspect(model, x).site(1)):
@@ -226,7 +226,7 @@ def test_threads_do_not_see_each_other():
 def test_write_by_an_operator_that_saves_its_output(s):
     """The gradient of tanh is computed from its output, which is another one before the edit."""
     model, x, _ = build("hand stacked")
-    for site in (site for layer in model.layers for site in layer):
+    for site in model.sites:
         site.branch = lambda read, site=site: torch.tanh(site.down(site.up(site.norm(read)).relu()))
     site = addnorm.inspect(model, x).site(1)
     with addnorm.ablate(site):

@@ -131,8 +131,7 @@ def finish(run, state, k, is_detached=False):
         read, write = model.read, model.write
         model.read = lambda X, c: read(X, c.detach())
         model.write = lambda X, a, b, w: write(X, a.detach(), b.detach(), w)
-    sites = [site for layer in model.layers for site in layer]
-    model.layers, model.start = torch.nn.ModuleList([torch.nn.ModuleList(sites[k:])]), lambda x: state
+    model.layers, model.start = torch.nn.ModuleList([torch.nn.ModuleList(model.sites[k:])]), lambda x: state
     return model(run.x)
 
 

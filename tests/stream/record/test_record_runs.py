@@ -28,6 +28,11 @@ from support.stacks import encoder
 from support.stream_steps import X
 
 
+@pytest.fixture
+def model():
+    return Model()
+
+
 @pytest.mark.parametrize("post", [False, True])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints(post, reentrant, ids):
@@ -82,8 +87,7 @@ def test_empty_inputs_are_not_recorded():
     assert "Note: forward 1 had an empty input: it is not recorded." in str(rec)
 
 
-def test_accumulate_is_one_step(ids):
-    model = Model()
+def test_accumulate_is_one_step(model, ids):
     model.zero_grad()
     with addnorm.record(model, accumulate=3) as rec:
         for part in ids.split(1):
@@ -136,8 +140,7 @@ def test_autocast(ids):
     assert rec.memory_maps
 
 
-def test_evaluations_between_training_steps_are_no_steps(ids):
-    model = Model()
+def test_evaluations_between_training_steps_are_no_steps(model, ids):
     with addnorm.record(model, every=2) as rec:
         for _ in range(4):
             backward(model.train(), ids)
@@ -149,8 +152,7 @@ def test_evaluations_between_training_steps_are_no_steps(ids):
     assert "evaluations between training steps are not recorded" in rec.metadata["note"]
 
 
-def test_training_after_evaluation_is_recorded(ids):
-    model = Model()
+def test_training_after_evaluation_is_recorded(model, ids):
     with addnorm.record(model) as rec:
         with torch.no_grad():
             model.eval()(ids)
@@ -161,8 +163,7 @@ def test_training_after_evaluation_is_recorded(ids):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch raises them when it imports its compiler
-def test_compiled_model_runs_eagerly_with_a_warning(ids):
-    model = Model()
+def test_compiled_model_runs_eagerly_with_a_warning(model, ids):
     compiled = torch.compile(model)
     with pytest.warns(UserWarning, match="compiled, and recorded eagerly"), addnorm.record(compiled) as rec:
         compiled(ids)
@@ -212,8 +213,7 @@ def test_changed_forward_is_inspected_again(ids):
     assert [s.id for s, _ in rec.series("write", "rms", step=1)] == [s.id for s in rec.sites if s.layer == 1]
 
 
-def test_torch_func_forward_is_noted(ids):
-    model = Model()
+def test_torch_func_forward_is_noted(model, ids):
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     with addnorm.record(model) as rec:
         torch.func.grad(lambda p: compute_loss(torch.func.functional_call(model, p, (ids,))))(parameters)
@@ -225,8 +225,7 @@ def test_torch_func_forward_is_noted(ids):
 # Gradients, which belong to the step of their forward.
 
 
-def test_two_backwards_after_two_forwards(ids):
-    model = Model()
+def test_two_backwards_after_two_forwards(model, ids):
     with addnorm.record(model) as rec:
         loss, ten = compute_loss(model(ids)), compute_loss(model(ids)) * 10
         loss.backward()
@@ -236,8 +235,7 @@ def test_two_backwards_after_two_forwards(ids):
     )
 
 
-def test_evaluation_before_the_backward(ids):
-    model = Model()
+def test_evaluation_before_the_backward(model, ids):
     with addnorm.record(model) as rec:
         loss = compute_loss(model(ids))
         with torch.no_grad():
@@ -247,8 +245,7 @@ def test_evaluation_before_the_backward(ids):
     assert rec.steps == (0,)
 
 
-def test_input_with_gradient_in_two_forwards():
-    model = Model()
+def test_input_with_gradient_in_two_forwards(model):
     model.embed = nn.Identity()
     x = X.clone().requires_grad_()
     with addnorm.record(model) as rec:
@@ -258,9 +255,7 @@ def test_input_with_gradient_in_two_forwards():
     assert rec.series("grad", "l2", step=0) == before
 
 
-def test_unrecorded_backward_after_a_failed_one_changes_nothing(ids):
-    model = Model()
-
+def test_unrecorded_backward_after_a_failed_one_changes_nothing(model, ids):
     def fail(grad):
         raise RuntimeError("stop")
 
@@ -274,8 +269,7 @@ def test_unrecorded_backward_after_a_failed_one_changes_nothing(ids):
     assert column(rec, "params", "grad_l2", 0) == before
 
 
-def test_replaced_module_gets_hooks(ids):
-    model = Model()
+def test_replaced_module_gets_hooks(model, ids):
     with addnorm.record(model) as rec:
         backward(model, ids)
         model.blocks[0] = Block(False)
@@ -288,8 +282,7 @@ def test_replaced_module_gets_hooks(ids):
 # Results do not change, and no hook, tensor or token in a cache is left.
 
 
-def test_hooks_are_removed_after_an_error(ids):
-    model = Model()
+def test_hooks_are_removed_after_an_error(model, ids):
     with addnorm.record(model):
         model(ids)
         with pytest.raises(IndexError):
@@ -300,9 +293,7 @@ def test_hooks_are_removed_after_an_error(ids):
     step(model, ids)
 
 
-def test_memory_does_not_grow_with_steps(ids, frozen_heap):
-    model = Model()
-
+def test_memory_does_not_grow_with_steps(model, ids, frozen_heap):
     def tensors():
         gc.collect()
         return sum(type(o) is torch.Tensor for o in gc.get_objects())
