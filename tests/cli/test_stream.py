@@ -204,4 +204,4 @@ def test_ablate_lists_sublayers(mode):
     assert all(site["output_change"] > 0.01 for site in sites)
     assert "layers.2.mlp" in run("ablate", "llama", "--mode", mode).stdout
     losses = [site["loss_change"] for site in document("ablate", "own_models:with_loss", "--mode", mode)["sites"]]
-    assert all(losses)
+    assert min(map(abs, losses)) > 0

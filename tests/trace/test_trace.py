@@ -69,12 +69,14 @@ def test_trace_accepts_tensors_and_iterables():
 
 
 def test_non_finite_steps_have_a_reason():
+    reasons = []
     for x, sublayer, options in adversarial_cases():
         followed = trace(x, sublayer, **options)
         json.dumps(followed.to_dict(), allow_nan=False)
         assert str(followed)
-        broken = [step for step in followed if not step.finite]
-        assert not broken or re.search("overflow|0/0|division by 0", broken[0].note), (x, sublayer, options)
+        reasons += [step.note for step in followed if not step.finite][:1]
+    assert len(reasons) > 50
+    assert [note for note in reasons if not re.search("overflow|0/0|division by 0", note)] == []
 
 
 def test_equal_features_give_beta():

@@ -1,5 +1,7 @@
 """Tests of the data flow of tensors that share memory: regions, in-place writes, and the restored state after a run."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -35,16 +37,14 @@ VIEWS = {
 
 
 BYTES = {name: find_bytes(view) for name, view in VIEWS.items()}
+UNDECIDED = {"one", "right"}, {"one", "steps"}, {"narrow rows", "other steps"}, {"narrow rows", "one"}  # and disjoint
 
 
-@pytest.mark.parametrize("first", VIEWS)
-def test_disjoint_regions_share_no_byte_and_equal_ones_all(first):
-    for other in VIEWS:
-        a, b = Region.from_tensor(VIEWS[first]), Region.from_tensor(VIEWS[other])
-        if a.is_disjoint(b):
-            assert not BYTES[first] & BYTES[other], other
-        if a == b and BYTES[first]:
-            assert BYTES[first] == BYTES[other], other
+@pytest.mark.parametrize(("first", "other"), [*itertools.combinations_with_replacement(VIEWS, 2)])
+def test_disjoint_regions_share_no_byte_and_equal_ones_all(first, other):
+    a, b = Region.from_tensor(VIEWS[first]), Region.from_tensor(VIEWS[other])
+    assert {first, other} in UNDECIDED or a.is_disjoint(b) == (not BYTES[first] & BYTES[other])
+    assert (a == b) == (BYTES[first] == BYTES[other])
 
 
 def test_write_to_one_half_keeps_value_of_other():
