@@ -10,6 +10,7 @@ from addnorm.stream.models.load import load
 from support.commands import assert_one_sentence, assert_words, document, run, succeed
 
 pytestmark = pytest.mark.usefixtures("folder")
+GPT2 = ("gpt2", "--layers", 2)
 COMMANDS = ("inspect", "record", "decompose", "ablate")
 
 
@@ -26,7 +27,7 @@ def test_inspect_names_post_ln_of_minilm():
 
 
 def test_inspect_prints_table_and_notes():
-    result = succeed("inspect", "gpt2", "--layers", 2)
+    result = succeed("inspect", *GPT2)
     assert result.stderr == ""
     assert_words(
         result.stdout, "GPT2Model, evaluation: pre_ln", "h.0-1.mlp", "x_L = x_0 + all writes", "input_ids (2, 16) int64",
@@ -36,9 +37,9 @@ def test_inspect_prints_table_and_notes():
 
 
 def test_inspect_compares_the_model_with_a_wiring():
-    agrees = succeed("inspect", "gpt2", "--layers", 2, "--expect", "pre-LN")
+    agrees = succeed("inspect", *GPT2, "--expect", "pre-LN")
     assert_words(agrees.stdout, "agrees with pre_ln: 4 sublayers")
-    differs = run("inspect", "gpt2", "--layers", 2, "--expect", "post_ln", "--json")
+    differs = run("inspect", *GPT2, "--expect", "post_ln", "--json")
     assert differs.exit_code == 3
     assert "It is not post_ln: the norm is before the sublayer, expected after the add: in all 4." in differs.stderr
     (deviation,) = json.loads(differs.stdout)["verification"]["deviations"]
@@ -59,7 +60,7 @@ def test_inspect_compares_several_streams_with_a_wiring(folder):
 
 
 def test_inspect_compares_the_model_with_another(folder):
-    same = succeed("inspect", "gpt2", "--layers", 2, "--dtype", "bfloat16", "--like", "gpt2")
+    same = succeed("inspect", *GPT2, "--dtype", "bfloat16", "--like", "gpt2")
     assert_words(same.stdout, "agrees with the reference, GPT2Model: 4 sublayers", "roundings")
     other = run("inspect", "llama", "--layers", 2, "--like", "gpt2", "--json")
     assert other.exit_code == 3
@@ -72,13 +73,13 @@ def test_inspect_compares_the_model_with_another(folder):
 
 
 def test_states_of_another_process_are_compared(folder):
-    saved = run("record", "gpt2", "--layers", 2, "--no-grads", "--states", "states.pt")
+    saved = run("record", *GPT2, "--no-grads", "--states", "states.pt")
     assert (saved.exit_code, "Written: states.pt" in saved.stderr) == (0, True)
-    same = succeed("inspect", "gpt2", "--layers", 2, "--like", "states.pt")
+    same = succeed("inspect", *GPT2, "--like", "states.pt")
     assert_words(same.stdout, "agrees with the reference, GPT2Model: 4 sublayers, each computed", "equal to the bit")
-    seeded = run("inspect", "gpt2", "--layers", 2, "--seed", 1, "--like", "states.pt")
+    seeded = run("inspect", *GPT2, "--seed", 1, "--like", "states.pt")
     assert_one_sentence(seeded, 3, "the difference begins at the start of the stream: relative error")
-    shorter = run("inspect", "gpt2", "--layers", 2, "--tokens", 5, "--like", "states.pt")
+    shorter = run("inspect", *GPT2, "--tokens", 5, "--like", "states.pt")
     assert_one_sentence(shorter, 2, "the stream has shape", "as the reference: use the same inputs")
 
 

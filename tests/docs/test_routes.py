@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support import route_calls, route_processes, route_results
-from support.pairwise import mark_slow
+from support.pairwise import mark_slow, some
 from support.route_calls import SAME_BITS, measure, measure_error
 from support.route_models import OPERATIONS
 from support.route_results import ROUTES, agrees, list_cells, measure_processes, tolerance
@@ -73,9 +73,7 @@ def test_processes_compute_what_the_results_say(route, name):
         assert agrees(expected, row, limit(name, getattr(torch, dtype.removeprefix("torch."))), bits=False) == ""
 
 
-@pytest.mark.parametrize(
-    "name", [name if name != "MiniLM" else pytest.param(name, marks=pytest.mark.slow) for name in OPERATIONS]
-)
+@pytest.mark.parametrize("name", some(OPERATIONS, {*OPERATIONS} - {"MiniLM"}))
 def test_tolerances_follow_from_the_error_of_eager_mode(name):
     """Measured anew, the error is that of the results, but for the machine's order of sums."""
     assert 0.5 < measure_error(OPERATIONS[name]) / DOCUMENT["errors"][name] < 2

@@ -10,6 +10,7 @@ from addnorm.explorer.stack import FIELDS, describe
 from addnorm.lab import InitProbe
 from addnorm.lab.init_probe import PLACEMENTS
 from support.browser import drawn
+from support.pairwise import some
 
 TITLES = {place["name"]: place["title"] for place in describe()["placements"]}
 CHARTS = ("stream", "gradient", "parameters", "ratio", "similarity", "cosine")
@@ -121,9 +122,7 @@ EXTREME = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "fragment", [*EXTREME[:5], *(pytest.param(fragment, marks=pytest.mark.slow) for fragment in EXTREME[5:])]
-)
+@pytest.mark.parametrize("fragment", some(EXTREME, EXTREME[:5]))
 def test_sentences_at_extreme_settings(explorer, fragment):
     page = explorer.stack(f"#v=1&{fragment}")
     sentences = page.locator(".stack-verdict p, #panel-stack figure.chart .summary").all_inner_texts()

@@ -26,6 +26,11 @@ def address(x=X, sublayer=SUBLAYER, more=""):
     return f"#v=1&view=trace&x={numbers[0]}&F={numbers[1]}{more}"
 
 
+def show(explorer, *token, more=""):
+    """Show the trace of a token, and of what its sublayer returns."""
+    return explorer.show(address(*token, more=more), "trace")
+
+
 def assert_shows(page, followed):
     """Check every step of the trace to the last digit, also of steps that are out of sight."""
     page.wait_for_selector(READY["trace"])
@@ -67,7 +72,7 @@ def assert_mathml(page):
 
 @pytest.mark.parametrize(("more", "options"), CHOICES)
 def test_trace_page_and_code_show_steps(explorer, more, options):
-    page = explorer.show(address(more=more), "trace")
+    page = show(explorer, more=more)
     expected = trace(X, SUBLAYER, **options)
     assert_shows(page, expected)
     assert_mathml(page)
@@ -75,7 +80,7 @@ def test_trace_page_and_code_show_steps(explorer, more, options):
 
 
 def test_trace_page_shows_non_finite(explorer):
-    page = explorer.show(address([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]), "trace")
+    page = show(explorer, [1e200, -1e200, 0.0], [0.0, 0.0, 0.0])
     assert_shows(page, trace([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]))
     assert page.locator("[data-step=variance] .unwell .trace-value").text_content() == "inf"
     assert "cannot be drawn" in explorer.read(".trace-geometry")
@@ -85,7 +90,7 @@ def test_trace_page_shows_non_finite(explorer):
 
 
 def test_trace_norm_moves(explorer):
-    page = explorer.show(address(), "trace")
+    page = show(explorer)
     post, pre = trace(X, SUBLAYER), trace(X, SUBLAYER, placement="pre")
     picture, straight = page.locator(".trace-diagram"), page.locator("[data-step=straight]")
     moves = (
@@ -108,7 +113,7 @@ def test_trace_norm_moves(explorer):
 
 
 def test_trace_compares_gradients(explorer):
-    explorer.show(address(more="&g=0,3,4"), "trace")
+    show(explorer, more="&g=0,3,4")
     arrives = math.hypot(*trace(X, SUBLAYER, grad=[0, 3, 4])["dx"].value)
     assert f"its L2 norm changes from 5 to {arrives:.3g}" in explorer.read(".trace-comparison")
 
@@ -117,7 +122,7 @@ def test_trace_compares_gradients(explorer):
 
 
 def test_trace_reports_length_mismatch(explorer):
-    page = explorer.show(address(), "trace")
+    page = show(explorer)
     field, stale = page.get_by_role("textbox", name="Sublayer(x)"), page.locator(".trace-page.stale")
     field.fill("0.5, 1")
     with pytest.raises(ValueError) as rule:  # noqa: PT011 the sentence is compared
@@ -141,7 +146,7 @@ WRONG = [
 
 def test_trace_reports_bad_address(explorer):
     for more, name, sentence in WRONG:
-        page = explorer.show(address(more=more), "trace")
+        page = show(explorer, more=more)
         assert page.locator(f"[name='{name}'][aria-invalid=true]").count() == 1
         assert sentence in explorer.read(".trace-problem:not([hidden])")
         assert_shows(page, trace([99], [1]))  # the trace before it
@@ -150,12 +155,12 @@ def test_trace_reports_bad_address(explorer):
 
 
 def test_trace_limits_numbers(explorer):
-    explorer.show(address([1.0] * 17, [1.0] * 17), "trace")
+    show(explorer, [1.0] * 17, [1.0] * 17)
     assert "x has 17 numbers, expected 1 to 16" in explorer.read(".trace-problem:not([hidden])")
 
 
 def test_trace_sliders(explorer):
-    page = explorer.show(address([1, 2, 3], [0, 0, 0]), "trace")
+    page = show(explorer, [1, 2, 3], [0, 0, 0])
     for _ in range(3):
         page.get_by_role("slider", name="x, feature 2").press("ArrowRight")
     text = page.get_by_role("textbox", name="Token x").input_value()
@@ -166,7 +171,7 @@ def test_trace_sliders(explorer):
 
 
 def test_trace_examples(explorer):
-    page = explorer.show(address(), "trace")
+    page = show(explorer)
     choose = page.get_by_label("Example")
     chosen = choose.locator("option:checked")
     for preset in [*PRESETS.values()][:3]:
@@ -183,7 +188,7 @@ def test_trace_examples(explorer):
 
 
 def test_trace_steps_by_keys(explorer):
-    page = explorer.show(address(), "trace")
+    page = show(explorer)
     walker, here = page.locator(".trace-walk"), page.locator("[aria-current=step]")
     names = [step.name for step in trace(X, SUBLAYER)]
     for key, name in (
@@ -204,7 +209,7 @@ def test_trace_player(server_address, browser):
     page = browser.new_page()  # in a context of its own, which the clock belongs to
     explorer = ExplorerPage(page, server_address)
     page.clock.install()
-    explorer.show(address(more="&step=dsublayer"), "trace")
+    show(explorer, more="&step=dsublayer")
     explorer.click("Play")
     for milliseconds, step in ((0, "dweight"), (2000, "dbias"), (5000, "dbias")):
         page.clock.run_for(milliseconds)
@@ -225,7 +230,7 @@ def jacobian(z, norm):
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_eigenvalues_equal_autograd(explorer, norm):
-    explorer.show(address(more=f"&tnorm={norm}"), "trace")
+    show(explorer, more=f"&tnorm={norm}")
     z = [a + b for a, b in zip(X, SUBLAYER, strict=True)]
     values = sorted(torch.linalg.eigvalsh(jacobian(z, norm)).tolist())
     sentence = re.search(r"eigenvalues are (.*?):", explorer.read(".trace-geometry"))
@@ -241,7 +246,7 @@ def normalized_points(page):
 
 
 def test_normalized_token_is_on_circle(explorer):
-    page = explorer.show(address(), "trace")
+    page = show(explorer)
     [(x, y)] = normalized_points(page)
     assert math.hypot(x, y) == pytest.approx(float(page.locator("circle.circle").get_attribute("r")), rel=1e-3)
     values = page.locator("circle.dot[data-series=landed]").get_attribute("data-value").split(",")
@@ -256,9 +261,7 @@ def test_normalized_token_is_on_circle(explorer):
 
 def test_scaling_and_shifting_the_token(explorer):
     for norm, more in itertools.product(("layer", "rms"), ("&times=3", "&plus=4")):
-        before, after = (
-            normalized_points(explorer.show(address(more=f"&tnorm={norm}{change}"), "trace")) for change in ("", more)
-        )
+        before, after = (normalized_points(show(explorer, more=f"&tnorm={norm}{change}")) for change in ("", more))
         stays = (norm, more) != ("rms", "&plus=4")
         assert (max(map(math.dist, before, after)) < 0.05) == stays
         sentence = explorer.read(".trace-moved")
@@ -272,5 +275,5 @@ def test_geometry_of_other_lengths(explorer):
         4: "2 of the gradient's 4 dimensions remain",
     }
     for d, sentence in sentences.items():
-        explorer.show(address([1.0, 4.0, 2.0, 8.0][:d], [0.0] * d), "trace")
+        show(explorer, [1.0, 4.0, 2.0, 8.0][:d], [0.0] * d)
         assert sentence in explorer.read(".trace-geometry")

@@ -44,6 +44,13 @@ def sentences(case, change):
     return list_differences(twin, X, inspection)
 
 
+def assert_only(differences, start):
+    """Check that there is one difference, with this beginning, and return it."""
+    (sentence,) = differences
+    assert sentence.startswith(start), sentence
+    return sentence
+
+
 def test_error_inside_a_branch_is_told_from_the_residual_terms(case):
     inside = "all residual terms agree; the difference begins inside the "
     for change, place in (
@@ -55,17 +62,16 @@ def test_error_inside_a_branch_is_told_from_the_residual_terms(case):
         ),
         (lambda layers: setattr(layers[1], "activation", nn.GELU()), "feed-forward of layer 2"),
     ):
-        (sentence,) = sentences(case, change)
-        assert sentence.startswith(inside + place), sentence
+        sentence = assert_only(sentences(case, change), inside + place)
         assert "more term" not in sentence  # the later ones are fed with the reference's values
 
 
 def test_norms_and_their_places_are_compared(case):
     is_pre = case[0].layers[0].norm_first
     norm = "before" if is_pre else "after"
-    (sentence,) = sentences(case, lambda layers: layers[1].norm2.weight[3].add_(0.01))
-    assert sentence.startswith(
-        f"the difference begins at the norm {norm} the feed-forward of layer 2 (layers.1): relative"
+    assert_only(
+        sentences(case, lambda layers: layers[1].norm2.weight[3].add_(0.01)),
+        f"the difference begins at the norm {norm} the feed-forward of layer 2 (layers.1): relative",
     )
     (sentence,) = sentences(case, lambda layers: setattr(layers[1].norm1, "eps", 1e-6))
     assert sentence == "eps is 1e-6, expected 1e-5: layers.1.self_attn"
@@ -79,12 +85,13 @@ def test_ends_of_the_stream_are_compared(case):
     twin = copy.deepcopy(model)
     with torch.no_grad():
         twin.norm.weight[1].add_(0.1)
-    (sentence,) = list_differences(twin, X, inspection)
-    assert sentence.startswith("the difference begins at the final norm: relative error")
+    assert_only(list_differences(twin, X, inspection), "the difference begins at the final norm: relative error")
     twin.norm = None
     assert "the final norm is missing, expected there" in list_differences(twin, X, inspection)
-    (sentence,) = list_differences(model, 1.01 * X, inspection)
-    assert sentence.startswith("the difference begins at the start of the stream: relative error 0.010")
+    sentence = assert_only(
+        list_differences(model, 1.01 * X, inspection),
+        "the difference begins at the start of the stream: relative error 0.010",
+    )
     assert "more term" not in sentence
     (sentence,) = list_differences(model, X * X, inspection)
     assert "more term" not in sentence  # no other order of dimensions is taken for the same
@@ -146,8 +153,10 @@ def test_another_implementation_agrees(case):
         assert addnorm.verify(own, square, like=reference).agrees
     with torch.no_grad():
         own.stack.layers[1].connections[1].sublayer.up.weight.mul_(1.01)
-    (sentence,) = list_differences(own, X, model)
-    assert sentence.startswith("all residual terms agree; the difference begins inside the feed-forward of layer 2")
+    assert_only(
+        list_differences(own, X, model),
+        "all residual terms agree; the difference begins inside the feed-forward of layer 2",
+    )
 
 
 def run_parallel(m, x):
@@ -211,9 +220,8 @@ def test_stream_in_another_layout_than_its_norms_agrees(name, is_post):
     assert list_differences(model, X, port) == []
     with torch.no_grad():
         port.norms[1].weight.mul_(1.1)
-    (sentence,) = list_differences(port, X, model)
     where = "after" if is_post and name in TURNS else "before"
-    assert sentence.startswith(f"the difference begins at the norm {where} ")
+    assert_only(list_differences(port, X, model), f"the difference begins at the norm {where} ")
 
 
 def test_rounded_branch_is_no_difference_at_the_add(case):
@@ -238,8 +246,7 @@ def test_norm_of_the_embedding_is_compared():
     assert addnorm.verify(twin, X, like=model).agrees
     with torch.no_grad():
         twin.stack.norm_embedding.weight[3].mul_(1.1)
-    (sentence,) = list_differences(twin, X, model)
-    assert sentence.startswith("the difference begins at the start of the stream: relative error")
+    assert_only(list_differences(twin, X, model), "the difference begins at the start of the stream: relative error")
     twin.stack.norm_embedding = None
     sentences = list_differences(twin, X, model)
     assert "the embedding norm is missing, expected there" in sentences

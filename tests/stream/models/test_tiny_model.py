@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 from addnorm.stream.models.load import load, model_types
 from addnorm.stream.models.tiny_model import LAYERS, reduce_config
 from support.model_loading import run, sentence
+from support.pairwise import some
 
 # Post- and pre-norm, LayerNorm and RMSNorm, sandwich norms, experts, state spaces, two stacks, images, sound: one type for each
 # by default, the others under `make test-all`.
@@ -58,7 +59,7 @@ MORE_TYPES = [
 ]
 
 
-@pytest.mark.parametrize("name", [*TYPES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_TYPES)])
+@pytest.mark.parametrize("name", some(TYPES + MORE_TYPES, TYPES))
 def test_model_type_is_built_small_and_runs(name):
     loaded = load(name)
     assert not loaded.model.training
@@ -145,7 +146,7 @@ def test_model_types_lists_transformers_types():
     assert len(model_types()) > 100
 
 
-@pytest.mark.parametrize("name", [pytest.param("timesfm", marks=pytest.mark.slow), "lxmert"])
+@pytest.mark.parametrize("name", some(("timesfm", "lxmert"), ("lxmert",)))
 def test_model_type_that_cannot_run_raises(name):
     text = sentence(name)
     assert text.startswith(f"MODEL '{name}' cannot be built small and run with random inputs (")

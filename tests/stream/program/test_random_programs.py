@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 import addnorm
+from support.pairwise import some
 from support.random_models.graphs import Graph
 from support.random_programs import D, judge, random_program
 from support.stream_steps import X, noise
 
-SEEDS = [*range(14), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(14, 300))]
+SEEDS = some(range(300), range(14))
 
 
 def check_program(model, program, x=X):
