@@ -88,7 +88,9 @@ def test_normed_write_keeps_its_norm(wiring, scale):
         ("read", "rms"),
         ("params", "l2"),
     ):
-        assert column(rec, role, statistic) == pytest.approx(column(whole, role, statistic)), role
+        expected = column(whole, role, statistic)
+        assert expected or (wiring, role) == ("ngpt", "norm_in")
+        assert column(rec, role, statistic) == pytest.approx(expected), role
     write, before = column(rec, "write", "l2"), column(whole, "write", "l2")
     assert write[:-1] == pytest.approx(before[:-1])
     if scale != "mean":

@@ -239,6 +239,7 @@ def test_recording_does_not_change_the_run(make, roundings):
 def test_streams_that_are_passed_on_have_no_later_gradient():
     rec = step(encoder("attention_residuals"), X.clone().requires_grad_())
     by_site = {site.id: site for site, _ in rec.series("out", "rms")}
+    assert len(by_site) == 5
     for k, site in enumerate(by_site):
         of_site = {name for _, place, _, role, name, _ in rec.table() if place == site and role == "grad"}
         streams = {int(name.partition("_")[2]) for name in of_site if "_" in name}
