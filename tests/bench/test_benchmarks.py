@@ -71,8 +71,8 @@ BOUNDARY = {"job": "forward_backward", "rows": 3, "d": 16, "dtype": "float32"}
 CASES = [
     ("stack", STACK, ("addnorm", "plain", "torch")),
     ("stack", STACK | {"wiring": "post_ln", "job": "training"}, ("addnorm", "plain", "torch")),
-    *(("stack", STACK | {"wiring": wiring, "norm": "rms", "dtype": "bfloat16", "job": job, "tokens": tokens}, ("addnorm", "plain"))
-      for wiring, job, tokens in (("pre_ln", "decode", 1), ("sandwich", "training", 3), ("sandwich", "decode", 1))),
+    *(("stack", STACK | {"wiring": wiring, "norm": "rms", "dtype": "bfloat16", "job": job, "tokens": n}, ("addnorm", "plain"))
+      for wiring, job, n in (("pre_ln", "decode", 1), ("sandwich", "training", 3), ("sandwich", "decode", 1))),
     *(("stack", STACK | {"wiring": wiring, "job": "training"}, ("addnorm", "plain", "addnorm, compiled", "plain, compiled"))
       for wiring in ("hyper_connections", "mhc", "attention_residuals")),
     pytest.param("limit", {"norm": "layer", "job": "stream", **OPERATION}, ("addnorm", "add", "loop"), marks=needs_compiler),

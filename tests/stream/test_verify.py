@@ -43,8 +43,8 @@ def plant(fields, name="pre_ln", count=6):
     return name, fields, count
 
 
-# The words of the deviation: the fields of the model's rows that differ, the expected wiring if it is not pre-LN, and the number of
-# sublayers that have it if it is not six.
+# The words of the deviation: the fields of the model's rows that differ, the expected wiring if it is not pre-LN, and the
+# number of sublayers that have it if it is not six.
 PLANTED = {
     MOVED: plant({"norm_in": False, "norm_out": True}),
     "the norm is missing, expected before the sublayer": plant({"norm_in": only(1, 1, False, True)}, count=1),
