@@ -6,6 +6,7 @@ import inspect as python_inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ from addnorm.stream.inspect import inspect, inspect_run
 from addnorm.stream.inspection import Inspection
 from addnorm.stream.program.cuts import find_leaves
 from addnorm.stream.program.deviations import RULE, Difference, compare_program, compare_program_norms
-from addnorm.stream.program.result import Program
+from addnorm.stream.program.result import Program, ProgramSite
 from addnorm.stream.states import States, TermError, collect_states, load_states, match_parallel, measure_terms
 from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
 NO_PROGRAM = "its rows have no known wiring, and no other streams were found"
+NORM = "it begins with a norm over a dimension that is not known to hold the features of a token"
 RANDOM = "its matrices are random, as with dropout: call model.eval() before"
 DAMAGED = (
     "like is {!r}, expected a whole file of `addnorm record --states`: a part is missing or changed ({}: {}). "
@@ -282,6 +284,8 @@ def _verify_program(
         if inspection.wiring in ("none", "unknown"):
             return Verification(wiring, inspection, (), unproven=(Unknown("", NO_PROGRAM),))
         return Verification(wiring, inspection, (Deviation(RULE, inspection.wiring, wiring.name),))
+    if sites := [site for site in program.sites if _begins_in_unknown_norm(site)]:
+        return Verification(wiring, inspection, (), unproven=tuple(Unknown(site.id, NORM) for site in sites))
     if _has_dropout(program):
         return Verification(wiring, inspection, (), unproven=(Unknown("", RANDOM),))
     is_other = wiring.has_rows and program.wiring is not None  # then every term differs
@@ -307,6 +311,12 @@ def _find_leaves(program: Program) -> tuple[list[Value], list[Op]]:
     """Return the leaves of the values from which the matrices are made, and the operators that compute them."""
     matrices = (matrix for site in program.sites for matrix in (site.collapse, site.mix, site.inject))
     return find_leaves(program.spine, [value for matrix in matrices for value in matrix.operands])
+
+
+def _begins_in_unknown_norm(site: ProgramSite) -> bool:
+    """Return whether a sublayer normalizes what it reads by an operator that is not known to be a norm over the features."""
+    before = takewhile(lambda op: "mixing" not in op.traits, site.write.ops)
+    return any("normalizing" in op.traits and not op.norms for op in before)
 
 
 def _has_dropout(program: Program) -> bool:

@@ -272,6 +272,42 @@ def test_error_in_the_published_form_is_named(fault, words):
     assert [str(one).startswith(words) for one in found.deviations] == [True], str(found)
 
 
+@pytest.mark.parametrize("is_list", [True, False])
+def test_attention_over_the_first_state_alone_is_its_read(is_list):
+    def run(m, x):
+        """Attend over a list of states that is stacked for each read, or over one tensor that grows."""
+        states = [x] if is_list else x[None]
+        for query, weight, norm, mlp in zip(m.queries, m.weights, [*m.norms, m.last], [*m.mlps, None], strict=True):
+            values = torch.stack(states) if is_list else states
+            keys = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + 1e-6) * weight
+            read = norm(torch.einsum("nbt,nbtd->btd", torch.softmax(keys @ query, 0), values))
+            states = [*states, mlp(read)] if is_list and mlp else torch.cat([states, mlp(read)[None]]) if mlp else read
+        return states
+
+    norms, mlps = (nn.ModuleList(one(D) for _ in range(3)) for one in (nn.LayerNorm, Mlp))
+    queries, weights = (nn.ParameterList(torch.randn(D) for _ in range(4)) for _ in range(2))
+    model = Graph(run, queries=queries, weights=weights, norms=norms, mlps=mlps, last=nn.LayerNorm(D)).eval()
+    found = addnorm.verify(model, X, wiring="attention_residuals")
+    assert found.agrees, str(found)
+    assert found.inspection.program.sizes == [1, 2, 3, 4]
+
+
+def test_norm_over_unknown_dimensions_is_not_missing():
+    def run(m, x):
+        """Keep all streams of all tokens in two dimensions, of which no operator shows the features."""
+        streams = x.repeat(4, 1, 1, 1).reshape(4, -1)
+        for c, a, b, norm, mlp in 2 * [*zip(m.collapse, m.mix, m.inject, m.norms, m.mlps, strict=True)]:
+            streams = torch.addmm(b * mlp(norm((c @ streams).view(x.shape))).reshape(1, -1), a, streams)
+        return m.last(streams.sum(0).view(x.shape))
+
+    model = LearnedHyperConnections().eval()
+    model.forward = run.__get__(model)
+    found = addnorm.verify(model, X, wiring=wirings.hyper_connections(dynamic=False))
+    assert not found
+    assert not found.deviations
+    assert found.unproven[0].reason.startswith("it begins with a norm over a dimension")
+
+
 @pytest.mark.parametrize("scales", [(1.0, 0.5**0.5, 3**-0.5), (1.0, 1.0, 1.0)])
 def test_wrong_weight_of_a_siamese_write_is_no_read(scales):
     def run(m, x):

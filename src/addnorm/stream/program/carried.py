@@ -149,7 +149,8 @@ class Carrier:
         norm = op.outputs[0].norm if op.outputs else None
         if norm is not None:
             carried = self.known.get(norm.x)
-            if carried is None or carried.dims[-1:] != ((Part(FEATURES, 1, self.width),),):
+            last = [part for part in carried.dims[-1] if part.size > 1] if carried else []
+            if carried is None or last != [Part(FEATURES, 1, self.width)]:
                 return [], []
             dims = reshape_dims(carried.dims, norm.y.shape)
             return ([], []) if dims is None else ([norm.x], [dims])

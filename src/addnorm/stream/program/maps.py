@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from addnorm._util.numbers import format_number
-from addnorm.stream.dataflow.arithmetic import Factor, is_move, is_view, match_factor
+from addnorm.stream.dataflow.arithmetic import Factor, is_move, is_view, match_factor, strip_views
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value, walk
 from addnorm.stream.dataflow.replay import relative_error, replay_op, run_op
 from addnorm.stream.find.norm import Norm
@@ -303,8 +303,14 @@ def _measure_column(
             frozen.update(dict.fromkeys(v for v in value.op.inputs if v not in carrier.used[value.op]))
     kind = 0
     for value in frozen:
-        kind |= value.kind
+        kind |= 0 if _is_softmax_of_one(value) else value.kind
     return Column(source, operand, norm, matrix, kind, [*frozen])
+
+
+def _is_softmax_of_one(value: Value) -> bool:
+    """Return whether a coefficient is a softmax over a single place, such as over the first state alone: always 1."""
+    op = strip_views(value).op
+    return op is not None and "softmax" in op.traits and op.outputs[0].shape[op.get("dim")] == 1
 
 
 @dataclass(eq=False, repr=False)
