@@ -223,3 +223,19 @@ def test_outputs_without_a_finite_number_are_the_first_reason():
     assert not found.closes
     assert "no number of its output is finite" in found.unknown[0].reason
     assert not addnorm.inspect(model, X).unknown
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "build"),
+    [
+        ("layout.dimensions", "list_carried", lambda: encoder("denseformer", 8)),
+        ("find.unexplained", "_list_sources", lambda: make_mhc("tuple")),
+    ],
+)
+def test_sums_of_many_states_are_followed_once(module, function, build, monkeypatch):
+    module, calls = importlib.import_module(f"addnorm.stream.{module}"), []
+    follow = getattr(module, function)
+    monkeypatch.setattr(module, function, lambda value: calls.append(value) or follow(value))
+    found = addnorm.inspect(build(), X)
+    assert found.closes
+    assert len(calls) <= 6 * len({*calls})  # each path apart: at least 20 times, and twice as often with each layer

@@ -14,7 +14,8 @@ operator in between mixes tokens or features. Three walks over the captured run 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import cache
 from itertools import pairwise, permutations
 from typing import NamedTuple
 
@@ -143,10 +144,11 @@ class _Search:
         """Yield the residual sums that no `Row` describes and that are in no sublayer."""
         interpolations = filter(None, map(match_interpolation, self.flow.ops))
         known = self.known | self._list_users() | {op for interpolation in interpolations for op in interpolation.ops}
+        list_sources = cache(_list_sources)  # of one run: in a sum of many streams the operands carry the same values
         for op in self.flow.ops:
             if op in known:
                 continue
-            carried = [(q, list_carried_values(p)) for p, q in _list_operands(op)]
+            carried = [(q, list_carried_values(p, list_sources)) for p, q in _list_operands(op)]
             reason = (BATCH_NORM if _is_batch_normed(op) else LONE_ADD) if op in self.left else _explain_sum(op)
             if reason is None and any(is_computed_from(q, values) for q, values in carried):
                 reason = SUM
@@ -329,9 +331,11 @@ def _list_sizes(value: Value) -> set[int]:
     return {size, 2 * size} if value.tensor.is_complex() else {size} if value.tensor.is_floating_point() else set()
 
 
-def list_carried_values(value: Value) -> set[Value]:
+def list_carried_values(
+    value: Value, list_sources: Callable[[Value], list[tuple[Value, bool]]] = _list_sources
+) -> set[Value]:
     """Return `value` and the earlier values that reach it through moves, norms, masks and elementwise operators only."""
-    return {*walk([value], lambda v: [source for source, _ in _list_sources(v)])}
+    return {*walk([value], lambda v: [source for source, _ in list_sources(v)])}
 
 
 def _walk_moved(value: Value) -> Iterator[Value]:

@@ -214,10 +214,11 @@ def trace(value: Value, known: dict[Value, Dims], roots: Roots) -> Dims | None:
         roots: the roots of the stream.
     """
     pending: list[tuple[Value, Value]] = []  # values with the values from which their dimensions follow
+    chosen: dict[Value, Value | None] = {}
     first = min((other.index for other in known), default=0)
     current = value
     while current not in known:
-        source = _find_source(current, known, first)
+        source = _find_source(current, known, first, chosen)
         if source is None:
             return None
         pending.append((current, source))
@@ -230,8 +231,13 @@ def trace(value: Value, known: dict[Value, Dims], roots: Roots) -> Dims | None:
     return known[value]
 
 
-def _find_source(value: Value, known: Mapping[Value, Dims], first: int) -> Value | None:
-    """Return the input from which the dimensions of `value` follow and that leads to a value in `known`, or None."""
+def _find_source(
+    value: Value, known: Mapping[Value, Dims], first: int, chosen: dict[Value, Value | None]
+) -> Value | None:
+    """Return the input from which the dimensions of `value` follow and that leads to a value in `known`, or None.
+
+    `chosen` has the results for values with several inputs, so that each is found once.
+    """
     op = value.op
     if op is None or not op.inputs or value.index < first:
         return None
@@ -248,15 +254,18 @@ def _find_source(value: Value, known: Mapping[Value, Dims], first: int) -> Value
         sources = op.inputs
     if len(sources) < 2:
         return sources[0] if sources else None
-    return next((v for v in sources if v in known), next((v for v in sources if _reaches(v, known, first)), None))
+    if value not in chosen:
+        reaching = (v for v in sources if _reaches(v, known, first, chosen))
+        chosen[value] = next((v for v in sources if v in known), None) or next(reaching, None)
+    return chosen[value]
 
 
-def _reaches(value: Value, known: Mapping[Value, Dims], first: int) -> bool:
+def _reaches(value: Value, known: Mapping[Value, Dims], first: int, chosen: dict[Value, Value | None]) -> bool:
     """Return whether `value` is computed from a value in `known` by views, factors, norms and sums."""
     for _ in range(64):
         if value in known:
             return True
-        source = _find_source(value, known, first)
+        source = _find_source(value, known, first, chosen)
         if source is None:
             return False
         value = source
