@@ -127,12 +127,12 @@ def test_rms_norm_without_eps_takes_torchs(dtype, residual_dtype):
     ],
 )
 def test_casting_rounds_where_the_model_rounds(name, dtypes, options):
-    call, model = make("RMSNorm", "float64", (200, 64)), exactness.MODELS[name]
+    call, (formula, casting, offset) = make("RMSNorm", "float64", (200, 64)), exactness.MODELS[name]
     residual, branch, weight = (call.tensors[name] for name in ("residual", "branch", "weight"))
     residual, branch, weight = residual.to(dtypes[0]), branch.to(dtypes[0]), weight.to(dtypes[1])
-    options = {"casting": model.casting, "weight_offset": model.weight_offset, **options}
+    options = {"casting": casting, "weight_offset": offset, **options}
     y = addnorm.add_rms_norm(residual, branch, weight, eps=exactness.MODEL_EPS, **options)
-    expected = model.formula(residual + branch, weight)
+    expected = formula(residual + branch, weight)
     other = addnorm.add_rms_norm(
         residual, branch, weight, eps=exactness.MODEL_EPS, casting="float32", out_dtype=y.dtype
     )
