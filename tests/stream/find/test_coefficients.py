@@ -51,6 +51,19 @@ def test_inspect_counts_all_multiples_of_one_value(name):
     assert {site.equation.partition(", ")[0].strip() for site in found.sites} == {equation}
 
 
+def test_learned_multiple_of_the_stream_is_no_sublayer():
+    def run(m, x):
+        x = x + m.mlps[0](m.norms[0](x))
+        x = x + m.gammas[0] * x
+        return m.last(x + m.mlps[1](m.norms[1](x)))
+
+    found = inspect(make_steps(run), X)
+    assert not found.closes
+    assert [site.equation.partition(", ")[0] for site in found.sites] == [
+        "x' = x + f(N(x))", "x' = x + b ⊙ injection", "x' = x + f(N(x))",
+    ]  # fmt: skip
+
+
 def test_inspect_refuses_write_of_two_operators():
     found = inspect(steps(lambda m, x, f: (x + f) + f), X)
     assert (found.wiring, found.closes) == ("unknown", False)
