@@ -24,6 +24,17 @@ def parameters(d, dtype=f32):
     return random((d,), dtype, generator, mean=1.0), random((d,), dtype, generator)
 
 
+@pytest.mark.parametrize("d", [77, 771])
+def test_variance_of_one_odd_element_is_accurate(d):
+    # The squared mean is about 2**48 d times the variance: in one pass even float64 sums keep no bit of it. The mean is rounded to 1,
+    # which moves x_hat by 1 / d of its largest element.
+    x = torch.ones(9, d)
+    x[torch.arange(9), torch.arange(9) * d // 9] -= 2.0**-24
+    y = addnorm.add_layer_norm(x, torch.zeros_like(x), None, None, eps=0.0)
+    expected = F.layer_norm(x.double(), (d,), None, None, 0.0)
+    assert relative(y, expected) < 2 / d**0.5
+
+
 @pytest.mark.parametrize("d", [1, 2, 5, 16, 17, 33, 64, 77, 100, 771])
 @pytest.mark.parametrize(
     ("dtype", "value"),
