@@ -1,12 +1,13 @@
-"""Tests of the interval of a median."""
+"""Tests of the order of samples and of the interval of a median."""
 
+import itertools
 import math
 import random
 import statistics
 
 import pytest
 
-from addnorm._util.timing import median_interval
+from addnorm._util.timing import interleave, median_interval
 
 # Of tables of the sign test: the interval of n values is from the k-th smallest to the k-th largest.
 TABLE = {
@@ -50,3 +51,13 @@ def test_median_interval_holds_a_skewed_median_in_95_percent():
         low, high = median_interval([draw(1.0) for _ in range(12)])
         held.append(low <= math.log(2) <= high)
     assert 0.95 <= statistics.mean(held) <= 0.975  # 0.961 for 12 values
+
+
+@pytest.mark.parametrize("names", ["ab", "abc", "abcd", "abcde"])
+def test_each_sampler_follows_every_other_equally_often(names):
+    order, rounds = [], 2 * len(names)
+    interleave({name: lambda name=name: order.append(name) for name in names}, range(rounds))
+    each = [order[i : i + len(names)] for i in range(0, len(order), len(names))]
+    assert all(sorted(one) == [*names] for one in each)
+    pairs = [pair for one in each for pair in itertools.pairwise(one)]
+    assert [pairs.count(pair) for pair in itertools.permutations(names, 2)] == [2] * len(names) * (len(names) - 1)

@@ -19,7 +19,10 @@ def interleave(
     *,
     failed: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, list[T]]:
-    """Call every sampler once a round, rotate their order from round to round, and return the samples of each.
+    """Call every sampler once a round, in an order that changes from round to round, and return the samples of each.
+
+    Within the rounds each sampler follows every other one equally often (the square of Williams, reversed in every other cycle
+    for odd numbers): one that always followed the same other one would find the caches as that one left them.
 
     Args:
         samplers: functions that take one sample each.
@@ -29,16 +32,16 @@ def interleave(
     Example:
         >>> from addnorm._util.timing import interleave
         >>> order = []
-        >>> samples = interleave({name: lambda name=name: order.append(name) for name in "abc"}, range(2))
+        >>> samples = interleave({name: lambda name=name: order.append(name) for name in "abc"}, range(4))
         >>> "".join(order)
-        'abcbca'
+        'abcbcacabcba'
     """
     samples: dict[str, list[T]] = {name: [] for name in samplers}
     with without_collector():
         for turn in rounds:
-            names = list(samples)
-            first = turn % len(names) if names else 0
-            for name in names[first:] + names[:first]:
+            names, n = list(samples), len(samples)
+            order = [names[(turn + (k + 1) // 2 * (1 if k % 2 else -1)) % n] for k in range(n)]
+            for name in reversed(order) if n and turn // n % 2 else order:
                 try:
                     samples[name].append(samplers[name]())
                 except Exception as error:

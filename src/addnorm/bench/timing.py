@@ -2,7 +2,7 @@
 
 benchmarks/README.md has the reasons for this protocol:
 
-- All variants of a case run in one process, interleaved, in an order that rotates each round. A row has the median and the
+- All variants of a case run in one process, interleaved, in an order that changes each round. A row has the median and the
   quartiles. (`torch.utils.benchmark.Timer` times one statement after the other: a drift of the machine looks like a difference.)
 - Before each timed loop the variant is called once untimed. The garbage collector is off, and runs by hand between the variants.
 - A variant that cannot be made or called is reported, and the others are measured (`attempt`).
