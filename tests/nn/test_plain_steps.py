@@ -51,14 +51,15 @@ def general(monkeypatch):
 def test_plain_rows_run_in_the_loop(steps, x):
     make_stack()(x)
     make_stack("post_ln")(x)
-    assert steps == [6] * 2
+    make_stack(norm="rms")(x)
+    assert steps == [6] * 3
     steps.clear()
     make_stack(dropout=0.5)(x)
     make_stack("deepnorm")(x)
-    assert steps == [0] * 6  # the first layer by the stack
+    assert steps == [0] * 8  # by each stack and its three layers
     stack = make_stack(dropout=0.5).eval()
     stack(x)
-    assert steps[6:] == [6]
+    assert steps[8:] == [6]
 
 
 def double(module):
@@ -110,13 +111,12 @@ def test_changed_module_is_called(place, change, wiring, steps, general, x):
     assert torch.equal(ours[0], before) == (change not in ("subclass", *OF_CONNECTIONS))
 
 
-@pytest.mark.parametrize("later", ["connections.1", "layers.1"])
+@pytest.mark.parametrize("later", ["layers.0.connections.1", "layers.0.connections.1.norm_in", "layers.1"])
 def test_hook_that_a_sublayer_registers_acts_in_the_same_call(later, x):
     stack, calls = make_stack(), []
 
     def register(module, inputs):
-        module = stack.connections[1] if later == "connections.1" else stack.layers[1]
-        module.register_forward_hook(lambda *_: calls.append("called"))
+        stack.get_submodule(later).register_forward_hook(lambda *_: calls.append("called"))
 
     stack.connections[0].sublayer.register_forward_pre_hook(register)
     stack(x)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils.hooks import RemovableHandle
 
 # What the kernels need and this torch lacks: the operation computes by its formulas then, and `addnorm.backends()` says so.
 MISSING: list[str] = []
@@ -125,6 +126,11 @@ def get_default_store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
+
+
+def count_hooks() -> int:
+    """Return how many hooks were registered in this process: a later call shows whether there are new ones, if torch counts."""
+    return getattr(RemovableHandle, "next_id", 0)
 
 
 def count_global_hooks() -> list[int]:

@@ -4,24 +4,38 @@
 
 In a small model the call of a connection and the states between two connections take as long as the operation. The result is that
 of `SublayerConnection.forward`, to the bit. A connection that does more than its class does (a hook, a subclass, a patched
-method) ends the loop, and the layer calls it.
+method), or whose norm does, ends the loop, and the layer calls it.
+
+All modules are examined before the first is computed. A sublayer takes most of the caches, and what asks between two sublayers
+would have to be read from memory each time. So what a sublayer changes in the modules after it acts from the next call on, but
+for hooks and another `SublayerConnection.forward`, which act at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, is_tensor
 from torch.compiler import is_compiling
 
+from addnorm._util.norms import KINDS
+from addnorm._util.torch_internals import count_hooks
+from addnorm.functional import add_residual
+from addnorm.nn.checks import refuse_output
 from addnorm.nn.connection import SublayerConnection
 from addnorm.nn.state import NO_OPTIONS, PendingWrite, StreamState
-from addnorm.nn.step import ONE, add_and_norm
-from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
+from addnorm.nn.step import ONE, PLAIN, fits_formula
+from addnorm.nn.unmodified import Methods, examine, methods_of
+from addnorm.ops.dispatch import default_rms_eps, fast_path
 
-CONNECTIONS = methods_of(SublayerConnection, names=("options", "adds_plainly"))
+CONNECTIONS = methods_of(SublayerConnection, names=("options", "adds_plainly", "_advance", "_branch"))
+
+# A connection that computes just the equation, its sublayer as a function of R alone, and its norms as parameters, eps and code.
+PlainNorm = tuple[Mapping[str, Tensor | None], float, int]
+Step = tuple[SublayerConnection, Callable[[Tensor], Any], PlainNorm | None, PlainNorm | None]
 
 
 def run_plain(connections: Iterable[Any], state: StreamState, context: Mapping[str, Any]) -> tuple[StreamState, int]:
@@ -40,16 +54,24 @@ def run_plain(connections: Iterable[Any], state: StreamState, context: Mapping[s
     if is_general:
         return state, 0
     branch, number = None if write is None else write.branch, 0
-    for connection in connections:
-        if not (is_unmodified(connection, CONNECTIONS) and _is_plain(connection)):
+    registered, forward = count_hooks(), SublayerConnection.forward
+    for connection, sublayer, norm_in, norm_out in _list_steps(connections, x, context):
+        if count_hooks() != registered or SublayerConnection.forward is not forward:  # by the sublayer before
             break
-        modules, kind = connection._modules, connection.norm
-        x, own = add_and_norm(x, branch, modules["norm_in"], kind)
-        branch = connection._branch(own, context)
-        norm_out = modules["norm_out"]
+        if norm_in is None:
+            own = x = x if branch is None else add_residual(x, branch)
+        else:
+            table, eps, code = norm_in
+            if branch is None:
+                own = fast_path(x, None, table["weight"], table.get("bias"), eps, code, False)
+            else:
+                own, x = fast_path(x, branch, table["weight"], table.get("bias"), eps, code, True)
+        branch = sublayer(own)
+        if not is_tensor(branch) or branch.shape != own.shape:
+            refuse_output(connection, branch, own)
         if norm_out is not None:
-            _, x = add_and_norm(x, branch, norm_out, kind, return_stream=False)
-            branch = None
+            table, eps, code = norm_out
+            x, branch = fast_path(x, branch, table["weight"], table.get("bias"), eps, code, False), None
         number += 1
     return StreamState(x, None if branch is None else PendingWrite(branch, NO_OPTIONS)), number
 
@@ -60,33 +82,52 @@ def run_layers(
     """Compute the leading layers that only call their connections, without calling them; return the state and their number."""
     if is_compiling():
         return state, 0
-    entered: list[Any] = []  # the connections of each layer
+    check, connections = examine(methods), []
+    for layer in layers:
+        if not check(layer):
+            break
+        connections.append(layer._modules["connections"]._modules.values())
+    state, number = run_plain(chain.from_iterable(connections), state, context)
+    for done, own in enumerate(connections):
+        if number < len(own):
+            if number == 0:
+                return state, done
+            for connection in islice(own, number, None):  # the rest of a layer
+                state = connection(state, **context)
+            return state, done + 1
+        number -= len(own)
+    return state, len(connections)
 
-    def connections() -> Iterator[Any]:
-        for layer in layers:
-            # Asked when the layer is reached: the layer before may have changed it.
-            if not is_unmodified(layer, methods):
-                return
-            entered.append(layer._modules["connections"]._modules.values())
-            yield from entered[-1]
 
-    state, number = run_plain(connections(), state, context)
-    missing = sum(map(len, entered)) - number  # of the layer that was entered last
-    if missing:
-        for connection in islice(entered[-1], len(entered[-1]) - missing, None):
-            state = connection(state, **context)
-    return state, len(entered)
-
-
-def _is_plain(connection: SublayerConnection) -> bool:
-    """Return whether a connection is a row of its own state, without factors and options."""
-    own = connection.__dict__  # a learned factor is in another table
-    c = own.get("c")
-    return (
-        own["is_row"]
-        and c.__class__ is float
-        and c == ONE
-        and not own["shares_state"]
-        and not own["keeps_state"]
-        and connection.adds_plainly()
-    )
+def _list_steps(connections: Iterable[Any], x: Tensor, context: Mapping[str, Any]) -> list[Step]:
+    """Return the leading plain connections: rows of their own state, without factors, options and changed norms."""
+    steps: list[Step] = []
+    check, checks = examine(CONNECTIONS), {kind: examine(PLAIN[kind]) for kind in PLAIN}
+    for connection in connections:
+        if not check(connection):
+            break
+        own, modules, kind = connection.__dict__, connection._modules, connection.norm
+        c = own.get("c")  # a learned factor is in another table
+        if (
+            not own["is_row"]
+            or c.__class__ is not float
+            or c != ONE
+            or own["shares_state"]
+            or own["keeps_state"]
+            or not connection.adds_plainly()
+        ):
+            break
+        norms: list[PlainNorm | None] = []
+        for norm in (modules["norm_in"], modules["norm_out"]):
+            if norm is None:
+                norms.append(None)
+            elif checks[kind](norm) and fits_formula(norm, kind, x):
+                eps = default_rms_eps(x, None) if norm.eps is None and kind == "rms" else norm.eps
+                norms.append((norm._parameters, eps, KINDS[kind].code))
+            else:
+                return steps
+        sublayer = modules.get("sublayer")
+        if context or sublayer is None or modules["norm_branch"] is not None:
+            sublayer = partial(connection._branch, context=context)
+        steps.append((connection, sublayer, norms[0], norms[1]))
+    return steps

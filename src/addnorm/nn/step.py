@@ -99,8 +99,11 @@ def normalize(x: Tensor, norm: Any, kind: Norm, c: Scale = ONE, dtype: torch.dty
 
 def is_plain(norm: Any, kind: Norm, x: Tensor) -> bool:
     """Return whether a norm computes exactly its formula, so that the module need not be called."""
-    if not is_unmodified(norm, PLAIN[kind]):
-        return False
+    return is_unmodified(norm, PLAIN[kind]) and fits_formula(norm, kind, x)
+
+
+def fits_formula(norm: Any, kind: Norm, x: Tensor) -> bool:
+    """Return whether the operation normalizes the last dimension of `x` with the parameters of an unmodified norm."""
     table, shape = norm._parameters, norm.normalized_shape
     # A weight or bias that is not in the table is an attribute, which only the module's own forward reads. The operation
     # compares a weight's shape with that of x, which takes a third of a microsecond here.

@@ -6,7 +6,7 @@ compiled, or has a method of its own, where a method of its class was replaced, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -28,29 +28,54 @@ def methods_of(*classes: type[nn.Module], names: tuple[str, ...] = ()) -> Method
 
 def is_unmodified(module: Any, methods: Methods) -> bool:
     """Return whether a call of a module runs exactly the methods that `methods` has for its class: no subclass, hook or patch."""
-    kind, own = module.__class__, module.__dict__
+    return _is_unmodified_class(module.__class__, methods) and not _is_changed(
+        module.__dict__, methods[module.__class__][1]
+    )
+
+
+def examine(methods: Methods) -> Callable[[Any], bool]:
+    """Return `is_unmodified` for a pass over many modules, which asks each class and the hooks of all modules once."""
+    classes: dict[Any, bool] = {}
+
+    def check(module: Any) -> bool:
+        kind = module.__class__
+        if kind not in classes:
+            classes[kind] = _is_unmodified_class(kind, methods)
+        return classes[kind] and not _is_changed(module.__dict__, methods[kind][1])
+
+    return check
+
+
+def _is_unmodified_class(kind: Any, methods: Methods) -> bool:
+    """Return whether a class has the methods that it had at first, and no hook of all modules is registered."""
     if kind not in methods:
         return False
     forward, others = methods[kind]
+    return (
+        kind.forward is forward
+        and kind.__call__ is Module.__call__  # tracers replace that of all modules
+        and kind._call_impl is Module._call_impl
+        and not has_any_global_hook()
+        and (not others or [getattr(kind, name) for name in others] == [*others.values()])
+    )
+
+
+def _is_changed(own: Mapping[str, Any], names: Mapping[str, Any]) -> bool:
+    """Return whether a module with the attributes `own` has hooks, is compiled, or has one of its methods as an attribute."""
     if (
-        kind.forward is not forward
-        or kind.__call__ is not Module.__call__  # tracers replace that of all modules
-        or kind._call_impl is not Module._call_impl
-        or "forward" in own
-        or own["_forward_hooks"]
+        own["_forward_hooks"]
         or own["_forward_pre_hooks"]
         or own["_backward_hooks"]
         or own["_backward_pre_hooks"]
+        or "forward" in own
         or "_call_impl" in own
         or "_compiled_call_impl" in own
-        or has_any_global_hook()
     ):
-        return False
-    if others:
-        for name, method in others.items():  # any() of a generator takes twice the time
-            if name in own or getattr(kind, name) is not method:
-                return False
-    return True
+        return True
+    for name in names:  # noqa: SIM110  # any() of a generator takes twice the time
+        if name in own:
+            return True
+    return False
 
 
 def find_modification(module: nn.Module, methods: Methods) -> str | None:
