@@ -13,10 +13,11 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
-from stacks import DECODED, HEAD_DIM, JOBS, LAYERS, PAST, TITLES, Plain, decode, decoder, encoder
+from stacks import DECODED, HEAD_DIM, JOBS, LAYERS, PAST, TITLES, Plain, decode, decoder, encoder, measure_share
 from torch import nn
 
 from addnorm import nn as addnorm_nn
+from addnorm._util.numbers import format_percent
 from addnorm.bench import timing
 from addnorm.bench.case import Case, Condition, Document, Results, Rows, Target, grid, has, ratio
 from addnorm.bench.harness import Benchmark, main
@@ -65,8 +66,12 @@ def variants(case: Case) -> dict[str, nn.Module]:
         norm = nn.LayerNorm(case.d) if pre else None
         theirs["torch"] = nn.TransformerEncoder(layer, LAYERS, norm, enable_nested_tensor=False)
         ours = addnorm_nn.from_torch(theirs["torch"])
-    # Copies of weights lie elsewhere in memory, which alone can make several per cent. A timed loop follows an untimed call of
-    # the same variant, so weights that two variants share are in the cache for both.
+        left = [*ours.parameters()]
+        for parameter in theirs["torch"].parameters():
+            place = next(i for i, own in enumerate(left) if torch.equal(own, parameter))
+            parameter.data = left.pop(place).data
+    # All variants share their weights. Copies lie elsewhere in memory, which alone makes several per cent, and a variant would
+    # find its own copy out of the cache after another's.
     return {"addnorm": ours, "plain": Plain(ours.stack), **theirs}
 
 
@@ -99,6 +104,8 @@ def measure(case: Case, *, rounds: int) -> Results:
         module = modules[row["variant"]]
         if training and COMPILED not in row["variant"]:
             row["saved_bytes"] = saved_bytes(partial(module, x), StateSnapshot(module, x))
+        if is_decoder(case) and row["variant"] == "plain":
+            row["share"] = measure_share(module, x, past if case.job == "decode" else None)
     return {"rows": rows}
 
 
@@ -166,11 +173,15 @@ def decoders_section(document: Document) -> str:
     lines = merge(
         (
             {"decoder": DECODERS[case.wiring], "dtype": case.dtype},
-            {titles[case.job]: f"{interval(rows['plain'], inverse=True)} ({pair(rows, 'plain', 'median_us')})"},
+            {titles[case.job]: f"{interval(rows['plain'], inverse=True)} ({pair(rows, 'plain', 'median_us')}), "
+                               f"{format_percent(rows['plain']['share'], 2)}"},
         )
         for case, rows in BENCHMARK.by_case(document) if is_decoder(case)
     )  # fmt: skip
-    return f"Times as fast as plain PyTorch (interval; median microseconds: addnorm / plain):\n\n{markdown(lines)}"
+    return (
+        "Times as fast as plain PyTorch (interval; median microseconds: addnorm / plain), and the share of Add & Norm in the "
+        f"forward pass of plain PyTorch:\n\n{markdown(lines)}"
+    )
 
 
 def targets(document: Document, streams: bool = False) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from addnorm import ResidualStack
+from addnorm import ResidualStack, fuse
 from addnorm.nn import Decoder, Encoder, KeyValueCache, RMSNorm, SelfAttention
 from addnorm.ops.streams import formula
 from addnorm.ops.streams.kinds import GATE_KINDS
@@ -41,11 +42,17 @@ def decoder(d: int, wiring: str, dtype: torch.dtype) -> Decoder:
     )
 
 
-def decode(module: nn.Module, past: Tensor) -> Any:
-    """Return a call of a decoder that has `past` tokens in its cache before each call."""
-    cache, (_, tokens, _) = KeyValueCache(), past.shape
+def fill_cache(module: nn.Module, past: Tensor) -> KeyValueCache:
+    """Return a cache with the tokens `past` of a decoder."""
+    cache = KeyValueCache()
     with torch.no_grad():
         module(past, cache=cache)
+    return cache
+
+
+def decode(module: nn.Module, past: Tensor) -> Any:
+    """Return a call of a decoder that has `past` tokens in its cache before each call."""
+    cache, (_, tokens, _) = fill_cache(module, past), past.shape
 
     def call(x: Tensor) -> Tensor:
         y: Tensor = module(x, cache=cache)
@@ -53,6 +60,12 @@ def decode(module: nn.Module, past: Tensor) -> Any:
         return y
 
     return call
+
+
+def measure_share(module: nn.Module, x: Tensor, past: Tensor | None) -> float | None:
+    """Return the share of Add & Norm in a forward pass of a decoder with `past` tokens in its cache, as `fuse` measures it."""
+    module = copy.deepcopy(module)  # which is fused
+    return fuse(module, x.detach(), benchmark=False, cache=None if past is None else fill_cache(module, past)).share
 
 
 class WrittenOut(nn.Module):

@@ -103,6 +103,7 @@ def test_case_has_a_row_for_each_variant_and_sections(small, name, values, varia
     if name == "stack":
         measured = [row for row in document["rows"] if "compiled" not in row["variant"]]
         assert all(("saved_bytes" in row) == (case.job == "training") for row in measured)
+        assert {row["variant"] for row in measured if "share" in row} == ({"plain"} if case.norm == "rms" else set())
     for section in benchmark.sections.values():
         assert section(document)
 
@@ -139,6 +140,7 @@ def test_decoders_may_differ_by_their_round_off(small, monkeypatch, off, error):
             return x + off * (1 + x.abs())
 
     monkeypatch.setattr(small.stack, "variants", lambda case: {"addnorm": nn.Identity(), "plain": Off()})
+    monkeypatch.setattr(small.stack, "measure_share", lambda *_: None)
     case = Case(**STACK | {"norm": "rms", "dtype": "bfloat16"}, threads=1)
     with pytest.raises(AssertionError, match=error) if error else nullcontext():
         small.stack.measure(case, rounds=1)
@@ -155,12 +157,29 @@ def test_text_that_is_too_short_is_refused(small, monkeypatch):
 # What single benchmarks compare.
 
 
+class Grown(nn.Module):
+    """A sublayer that costs next to nothing."""
+
+    def forward(self, x, **context):
+        return x + 1
+
+
 def test_plain_stack_shares_parameters_and_has_torchs_norms(scripts):
     modules = scripts.stack.variants(Case(**STACK))
     storages = {name: {parameter.data_ptr() for parameter in module.parameters()} for name, module in modules.items()}
-    assert storages["addnorm"] == storages["plain"]  # copies would lie elsewhere in memory
-    assert not storages["addnorm"] & storages["torch"]  # the second would find it in the cache
+    assert storages["addnorm"] == storages["plain"] == storages["torch"]  # copies would lie elsewhere in memory
     assert {type(module) for module in modules["plain"].modules() if isinstance(module, nn.LayerNorm)} == {nn.LayerNorm}
+
+
+def test_share_of_a_decoder_is_that_of_its_add_and_norms(scripts, one_thread):
+    torch.manual_seed(0)
+    x, past = torch.randn(1, 1, 64), torch.randn(1, 64, 64)
+    plain = scripts.stack.Plain(scripts.stack.decoder(64, "pre_ln", torch.float32).stack).eval()
+    share = scripts.stack.measure_share(plain, x, past)
+    assert 0 < share < 1
+    assert plain._compiled_call_impl is None  # a copy is fused
+    plain.sublayers = nn.ModuleList(Grown() for _ in plain.sublayers)
+    assert share < scripts.stack.measure_share(plain, x, None)
 
 
 def test_fuse_measures_inductor_in_chosen_cases_and_reports_failures(small, monkeypatch):
