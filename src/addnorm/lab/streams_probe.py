@@ -21,7 +21,7 @@ from addnorm.lab.init_probe import check_size, name_places, plain_mode
 from addnorm.lab.streams import Numbers, StreamsRecorder, norm
 from addnorm.lab.toy_model import ToyModel
 from addnorm.nn import ResidualStack, Wiring
-from addnorm.nn.norm import LayerNorm, RMSNorm
+from addnorm.nn.norm import MODULES
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.wirings import CONSTRUCTORS
 
@@ -171,7 +171,7 @@ def perturb(stack: ResidualStack, scale: float, seed: int) -> None:
 
 def _coefficient_parameters(stack: ResidualStack) -> list[torch.nn.Parameter]:
     """Return the parameters of the coefficients: all but those of the sublayers and norms."""
-    norms = [module for module in stack.modules() if isinstance(module, LayerNorm | RMSNorm)]
+    norms = [module for module in stack.modules() if isinstance(module, tuple(MODULES.values()))]
     return own_parameters(stack, norms)
 
 
