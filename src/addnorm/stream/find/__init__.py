@@ -1,4 +1,6 @@
-"""Finder of residual streams: norms, residual adds, sublayers, their rows, and the proof of each equation.
+"""Search for the residual streams in a captured run: norms, residual adds, sublayers, and the proof of each equation.
+
+A `Row` is the equation of one sublayer: x' = N_out(a x + b N_branch(f(c N_in(x)))), with norms N and factors a, b, c.
 
 `inspect.py` captures one run of a model (`stream.dataflow`) and calls the other files in order: `norms.py` matches norms,
 `adds.py` residual adds, `sublayers.py` what each sublayer reads, computes and writes, `chain.py` joins adds into streams,

@@ -64,7 +64,7 @@ class Add:
         out: the sum.
         residual_path: the views and factors from x to the operand.
         writes: the other operands.
-        branch_input: the value that the branches read if it is not x: x is the norm of this value, or has some of its tokens.
+        branch_input: the value that the branches read, if it is not x itself: x is then its norm, or has some of its tokens.
         is_cut: whether x has only some of the tokens of a state.
         previous: the add before this one on the stream; None for the first add.
         norms: the norms between the previous add and x, the last one first.
@@ -74,7 +74,7 @@ class Add:
         reasons: reasons why the steps between the previous add and x are not understood.
         is_partial: whether `out` is only a partial sum of another add.
         inner_adds: the residual adds inside the branches.
-        other_ops: the operators that add to other streams and on which the branches depend.
+        other_ops: the operators of those adds of other streams on which the branches of this add depend.
     """
 
     x: Value
@@ -112,16 +112,16 @@ class Add:
             add = add.previous
 
 
-Adds = dict[Value, Add]  # each add by its sum
+Adds = dict[Value, Add]  # from the sum of each add to the add
 
 
 def has_mixing_branch(add: Add) -> bool:
-    """Return whether a branch combines tokens or features. False for elementwise branches, as in x + sin(x)^2."""
+    """Return whether a branch combines tokens or features; an elementwise branch does not, as in x + sin(x)^2."""
     return any("mixing" in op.traits for write in add.writes for op in find_ops_between(add.read, write.path.source))
 
 
 def find_adds(flow: Flow, norms: list[Norm]) -> list[Add]:
-    """Find the residual adds in the order in which they ran, without adds inside norms and partial sums of other adds."""
+    """Return the residual adds in the order in which they ran, except those inside norms and partial sums of others."""
     inner = {op for norm in norms for op in norm.ops}
     weighted: dict[Op, tuple[Term, Term] | None] = {}
     for op in flow.ops:
@@ -221,7 +221,7 @@ MATCHERS = (_match_again, _match_regular, _match_shifted, _match_beside, _match_
 
 
 def _extend(add: Add, path: Path) -> list[Write]:
-    """Return the writes of `add`, a partial sum. Their paths are extended by `path`, from the partial sum to the whole sum."""
+    """Return the writes of the partial sum `add`, with each path extended by `path`, which leads to the whole sum."""
     return [Write(join_paths(write.path, path), write.role) for write in add.writes]
 
 
@@ -327,9 +327,9 @@ def _link_previous(add: Add, adds: Adds) -> None:
 
 
 def _find_token_source(value: Value, adds: Adds, reasons: list[str]) -> Value | None:
-    """Return the input through which a stream continues if `value` is a cut or a join of tokens; None if there is none.
+    """Return the input through which a stream continues if `value` is a cut or a join of its tokens; None otherwise.
 
-    Texts about steps that no `Row` expresses are appended to `reasons`.
+    A join of two streams continues none of them. For each step that no `Row` expresses, append a text to `reasons`.
     """
     moved = value.inputs[:1] if "cut" in value.traits else list_joined(value.op) if value.op is not None else []
     parts = [v for v in moved if v.shape[-1:] == value.shape[-1:]]

@@ -3,8 +3,8 @@
 Adds inside a sublayer of a longer chain (the cube in a handwritten GELU, a skip in a convolution) belong to that sublayer. Every
 add is in a chain, inside a sublayer, or left over and reported.
 
-A norm after an add belongs to the add (N_out) if the same step of other layers has one too. The remaining norms after the last
-add are final norms.
+Norms between two adds belong to the first of the two (N_out). Norms after the last add belong to this add if norms also follow
+the corresponding add of other layers. The remaining norms after the last add are final norms.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Chain:
         dual_adds: the adds of a second stream that has the same writes (ResiDual), and the add that sums both streams.
         has_other_norms: whether several norms read the same tokens at the end of the stream and lead to the model's output.
         next_norm: the first final norm, with the tokens that it reads.
-        pooled: if there is no final norm, the norm of a pooled end of the stream, such as its mean, and the operator that pools.
+        pooled: if there is no final norm, the norm of a pooled end of the stream, such as the norm of the mean over tokens, and
+            the operator that pools; None if there is no such norm.
         first_norm: the norm before the first add; None if this norm is the end of another stream.
     """
 
@@ -71,7 +72,7 @@ class Chain:
         return [factor for factor in self.list_factors_after(k) if factor.kind in ("constant", "learned", "noise")]
 
     def list_factors_after(self, k: int) -> list[Factor]:
-        """Return the factors between add `k` and its norm, or the next sublayer if the add has no norm."""
+        """Return the factors between add `k` and its norm; if it has no norm, those before the next sublayer."""
         if k + 1 == len(self.adds):
             return self.end_factors if self.norms_out[k] else []
         after = self.adds[k + 1]
@@ -79,12 +80,12 @@ class Chain:
 
 
 class Selection(NamedTuple):
-    """The residual adds of a data flow, in streams and outside of them.
+    """Residual adds of a data flow: those in streams, and those outside of streams.
 
     Attributes:
         chains: the streams in the order in which they begin.
         left: the adds that are in no stream, in no sublayer, and not in `reads`.
-        reads: the adds of a value, such as position embeddings, to a state, whose sums only sublayers read.
+        reads: the adds of a value, such as position embeddings, to a state, if only sublayers read the sum.
         regions: the operators of the sublayers and of the adds.
     """
 
@@ -159,7 +160,7 @@ def _select_chains(
 
 
 def _find_sums_of_states(adds: Sequence[Add]) -> set[Add]:
-    """Return the adds that continue no chain and add a value, such as position embeddings, to another stream's state."""
+    """Return the adds, alone in their chain, of the state of another stream to a value such as position embeddings."""
     states = {add.out for add in adds} | {add.x for add in adds}
     continued = {add.previous for add in adds}
     sums = set()
@@ -174,8 +175,8 @@ def _find_sums_of_states(adds: Sequence[Add]) -> set[Add]:
 def _is_other_stream(chain: Sequence[Add], owners: dict[Op, Add], used: set[Add]) -> bool:
     """Return whether `chain`, whose adds are inside sublayers, is a second stream that these sublayers read (reversible layers).
 
-    This is so if the adds are in different sublayers, if the start of the chain does not depend on the input of one of them, and
-    if a branch of the chain can be computed without the adds in `used`, those of other streams.
+    True if three conditions hold: the adds are in different sublayers; the start of the chain does not depend on the input of at
+    least one of these sublayers; a branch of the chain can be computed without the adds in `used`, which are of other streams.
     """
     of_adds = {owners.get(add.op) for add in chain}
     if len(of_adds) == 1 or all(owner is None or is_ancestor(owner.read, chain[0].x) for owner in of_adds):
@@ -185,7 +186,7 @@ def _is_other_stream(chain: Sequence[Add], owners: dict[Op, Add], used: set[Add]
 
 
 def _find_other_streams(chains: Sequence[Sequence[Add]]) -> None:
-    """Set `Add.other_ops`: the operators that add to other streams and on which the branches of the add depend."""
+    """Set `Add.other_ops` of each add: the operators that add to other streams and on which its branches depend."""
     of_op = {add.op: chain for chain in chains for add in chain}
     for chain in chains:
         for add in chain:
@@ -201,7 +202,10 @@ def _find_other_streams(chains: Sequence[Sequence[Add]]) -> None:
 
 
 def _trim_activations(chain: list[Add], results: set[Value]) -> list[Add]:
-    """Remove elementwise adds at either end (x + sin(x)^2), and last sums used only in statistics: mean((x - b)^2)."""
+    """Return the chain without elementwise adds at its ends, and without last sums that are used only in statistics.
+
+    Examples are the adds in x + sin(x)^2 and mean((x - b)^2).
+    """
     while len(chain) > 1 and chain[-1].writes[0].role == "injection" and _is_statistic(chain[-1].out, results):
         chain = chain[:-1]
     mixing = [
@@ -261,7 +265,8 @@ def _join_twins(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None, l
     """Join two streams that have the same sublayers (ResiDual) into one.
 
     Returns:
-        For each stream its adds, the final norm of the joined stream, and `Chain.dual_adds`; None and [] if nothing is joined.
+        A tuple for each stream: its adds, and the final norm and the `Chain.dual_adds` from the second stream that is joined to
+        it. If no stream is joined to it, these are None and [].
     """
     raws = [{write.path.source for add in chain for write in add.writes if write.role == "branch"} for chain in chains]
     joined: list[tuple[list[Add], Norm | None, list[Add]]] = []
@@ -276,7 +281,7 @@ def _join_twins(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None, l
             duals = [chain[-1], *(add for other in twins for add in other)]
             if any(_is_plain_sum(other, chain) for other in ends):
                 joined.append((chain[:-1], norm, duals))
-            else:  # the sums of the second stream are gaps
+            else:  # the sums of the second stream are reported as not understood
                 joined.append((chain[:-1] if ends else chain, None, []))
         elif not any(add.norms for other in twins for add in other[1:]):
             joined.append((chain, None, []))
@@ -336,12 +341,13 @@ def _find_last_norms(value: Value, regions: Regions) -> list[NextNorm]:
 
 
 def _count_own_norms(adds: list[Add], sublayers: list[list[Sublayer]], between: list[list[Norm]]) -> int:
-    """Return how many norms after the last add are the add's own, as in the layers before. The rest are final norms."""
+    """Return how many norms after the last add are its N_out, judged by the other layers. The rest are final norms."""
     signatures = [_signature(add, of_add) for add, of_add in zip(adds, sublayers, strict=True)]
     flat = [sublayer for of_add in sublayers for sublayer in of_add]
     layers = dict(zip((sublayer.add for sublayer in flat), assign_layers(flat), strict=True))
     *others, own = signatures
-    # The module that reads a sum next may run the add. For the last sum this is another module than in the layers before.
+    # An add may run in the module that reads its sum. For the last sum this is another module than in the other layers, so the
+    # path in the signature is ignored if no whole signature is equal.
     equal = [k for k, other in enumerate(others) if other == own] or [
         k for k, other in enumerate(others) if other[1:] == own[1:]
     ]

@@ -29,7 +29,7 @@ CLOSE = 1e-6  # relative: constants such as 1 / d and eps pass through float32
 MAX_GAINS = 4  # tensors that may be the weight or the bias of one norm
 SCALES = [10.0**k for k in range(-20, 9, 2)]  # magnitudes of the test tokens; the squares begin far below any eps
 DIRECTIONS = 3
-SUBLINEAR = 0.99  # degree of y in x, at most, for x / D(x) to be a norm; x times a bounded gate has degree 1
+SUBLINEAR = 0.99  # x / D(x) is a norm if it grows at most like |x|^0.99; x times a bounded gate grows like |x|
 
 
 @dataclass
@@ -72,7 +72,7 @@ class NormFinder:
     def match(self, op: Op, fused: Norm | None) -> Norm | None:
         """Return the norm of a known formula whose last step is this operator; None if there is none.
 
-        It is `fused` if the operator alone is a norm, such as torch's layer_norm.
+        If the operator alone is a norm, such as torch's layer_norm, that norm is passed as `fused` and returned.
         """
         x, y = self._dominators.add(op), op.outputs[0] if op.outputs else None
         if fused is not None or x is None or y is None or not _is_candidate(op, x, y):
@@ -87,7 +87,7 @@ class NormFinder:
         if form.kind == "own":
             self._own[op] = function, form
             return None
-        # Of x - mean(x), an RMSNorm is the LayerNorm of x.
+        # The RMSNorm of x - mean(x) is the LayerNorm of x.
         before = None if form.is_centred else self._dominators.nearest.get(x)
         whole = Function.between(before, y) if before is not None and before.shape == x.shape else None
         of_whole = self._find_form(whole) if whole is not None else None
@@ -232,7 +232,7 @@ def _list_forms(probe: _Probe) -> Iterator[tuple[_Form, Tensor]]:
 
 
 def _find_root(form: _Form, divisor: Tensor, probe: _Probe, numbers: Sequence[float]) -> _Form | None:
-    """Return `form` with the kind and eps of the known root whose values `divisor` has; None if no known root has them."""
+    """Return `form` with the kind and eps of the known root that `divisor` equals; None if it equals no known root."""
     d, total = probe.x.shape[-1], centre(probe.x, form.is_centred).square().sum(-1)
     kind: Kind = "layer" if form.is_centred else "rms"
     roots: list[tuple[Kind, bool, Tensor]] = [
@@ -264,7 +264,7 @@ def _round(eps: float, numbers: Sequence[float]) -> float:
 
 
 def _is_rescaling(divisor: Tensor) -> bool:
-    """Return whether x / D(x) is a norm of no known formula: D is even and grows with |x| alike in all directions."""
+    """Return whether x / D(x) is a norm of kind "own": D is even and grows with |x| alike in all directions."""
     half = len(divisor) // 2
     even = (divisor[:half] - divisor[half:]).abs() <= CLOSE * divisor[:half].abs()
     ratio = divisor[half - DIRECTIONS : half] / divisor[half - 2 * DIRECTIONS : half - DIRECTIONS]
@@ -292,7 +292,7 @@ def match_affine(norm: Norm, vectors_only: bool = False) -> None:
             return
         gains = _match_gains(norm, op, y)
         y = op.outputs[0]
-        if "copy" in op.traits:  # the norm's own if a weight or a bias follows
+        if "copy" in op.traits:  # part of the norm if a weight or a bias follows
             casts.append(op)
         elif not gains or (
             vectors_only and norm.x.shape[-1] > 1 and any(g.tensor.numel() == 1 for g in gains.values())

@@ -1,4 +1,4 @@
-"""Errors of the equations, which prove them: each is computed in float64 and compared with the values of the run."""
+"""Relative errors of the equations: each equation is computed in float64 and compared with the values of the run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer
 
-# Relative error of a whole tensor; for the half dtypes eight round-offs.
+# Largest relative error of a whole tensor at which an equation counts as proven; eight round-offs for the half dtypes.
 TOLERANCES = {
     torch.float64: 1e-10,
     torch.float32: 1e-5,
     torch.float16: 8 * torch.finfo(torch.float16).eps,
     torch.bfloat16: 8 * torch.finfo(torch.bfloat16).eps,
 }
-REPEATED = 1e-3  # tolerance between the outputs of two calls, relative; kernels that add in any order differ by less
+REPEATED = 1e-3  # relative tolerance between outputs of two calls; kernels that add in varying order differ by less
 
 
 def get_tolerance(*dtypes: torch.dtype) -> float:

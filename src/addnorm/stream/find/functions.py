@@ -1,8 +1,9 @@
 """Parts of a captured run as functions: y = f(x, gains), found by dominance and computed again in float64 with other inputs.
 
-A value x *dominates* y if the data reach y through x only. The operators between them are then a function of x and of values
-that do not depend on the data. To find out whether such a function is a norm, it is computed on test inputs. Its spelling in
-operators does not matter then, and no coincidence of the run's values can pass for a proof.
+The data are the inputs of the model. A value x *dominates* y if every path from the data to y passes through x. The operators
+between them are then a function of x and of values that do not depend on the data. To find out whether such a function is a norm,
+it is computed on test inputs. Its spelling in operators does not matter then, and no coincidence in the run's values counts as a
+proof.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 attention          a softmax weights values that come from the stream
 cross-attention    the values come from elsewhere
-feed-forward       products with parameters that mix no neighbours: no convolution over tokens, no recurrence
+feed-forward       products with parameters that do not combine neighbouring tokens: no convolution over tokens, no recurrence
 
-Names of modules and classes decide nothing.
+The names of modules and classes are not used.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
 
     `without` has the adds of other streams. A value that depends on x only through these adds does not come from the stream.
     """
-    # `weighted`: the keys and values of attention, or the values that are multiplied by a softmax. A parameter does not count,
-    # since its product with a softmax mixes the heads.
+    # `weighted`: the keys and values of attention, or the values that are multiplied by a softmax. Parameters are left out: a
+    # product of a softmax and a parameter mixes the heads.
     weighted = [v for op in ops if "attention" in op.traits for v in op.args[1:3] if isinstance(v, Value)]
     if not weighted:
         pairs = [op for op in ops if "pair" in op.traits and any(map(_comes_from_softmax, op.inputs))]
@@ -35,7 +35,7 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
     products = [op for op in ops if "pair" in op.traits and all(map(is_activation, op.inputs))]
     # A squared norm multiplies a value by itself.
     products = [op for op in products if len({*map(strip_views, op.inputs)}) > 1]
-    if products and any("softmax" in op.traits for op in ops):  # far from the product, as in attention over windows
+    if products and any("softmax" in op.traits for op in ops):  # not next to the product, as in attention over windows
         is_own = all(is_ancestor(x, v, without) for op in products for v in op.inputs)
         return "attention" if is_own else "cross-attention"
     is_local = any("local" in op.traits and has_numbers(op.outputs[0]) and _mixes_neighbours(op) for op in ops)
@@ -92,7 +92,10 @@ def _has_recurrence(ops: Sequence[Op]) -> bool:
 
 
 def _passes_messages(ops: Sequence[Op]) -> bool:
-    """Return whether tokens are read by one index and added by another, as on a graph. Experts use the same index for both."""
+    """Return whether tokens are gathered by one index and scattered by another one, as in a graph network.
+
+    Mixtures of experts use the same index for both.
+    """
     read, added = (
         [found for op in ops if trait in op.traits and (found := _find_index(op))] for trait in ("gather", "scatter")
     )
@@ -101,7 +104,7 @@ def _passes_messages(ops: Sequence[Op]) -> bool:
 
 
 def _find_index(op: Op) -> tuple[int, Tensor] | None:
-    """Return the number of tokens from which `op` chooses, and the numbers of the chosen ones; None if `op` chooses features."""
+    """Return the number of tokens from which `op` selects, and the selected indices; None if it selects no tokens."""
     source, *args = op.args[:3]
     if isinstance(args[0], int):
         dim, index = args[0] % len(source.shape), args[1]

@@ -29,14 +29,14 @@ def format_norm(norm: Norm) -> str:
 
 
 def format_norms(norms: Iterable[Norm | None]) -> str:
-    """Return the norms with their eps, each kind once: "LayerNorm 1e-12"."""
+    """Return the distinct norms with their eps as text, such as "LayerNorm 1e-12"."""
     return ", ".join(dict.fromkeys(format_norm(norm) for norm in norms if norm is not None))
 
 
 def describe_learned(rows: Sequence[spec.Row], symbols: Mapping[str, tuple[str, str]] | None = None) -> list[str]:
     """Return a text for each learned factor of the rows, with its mean in this model: "b learned, mean 0.1".
 
-    `symbols` has the letter for each factor's name, as the first item of a pair.
+    `symbols` maps the name of a factor to a pair whose first item is its letter. Without an entry the text has the name.
     """
     texts = []
     for name in FACTORS:

@@ -1,4 +1,7 @@
-"""Name of a stream's wiring: its rows (norms and factors) are compared with those in `addnorm.wirings`, never module names."""
+"""Name of a stream's wiring, found by a comparison of its rows (norms and factors) with those in `addnorm.wirings`.
+
+The names of modules are not used.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ USUAL = (
     "post_ln", "pre_ln", "sandwich", "peri_ln", "reordered", "no_norm", "layernorm_scaling", "admin", "no_residual", "deepnorm",
     "depth_scaled",
 )  # fmt: skip  # wirings that are tried with their default options
-SCALE, SAME = 1.5, 1e-2  # a sublayer whose output differs by less for an input times SCALE normalizes it
+# A sublayer normalizes its input if SCALE times this input changes its output by a relative error less than SAME.
+SCALE, SAME = 1.5, 1e-2
 TOLERANCE = 1e-5  # relative: constants pass through the model's dtype
 
 
@@ -83,7 +87,7 @@ def _has_inner_norm(sublayer: Sublayer) -> bool:
 
 
 def _ignores_scale(sublayer: Sublayer) -> bool:
-    """Return whether a sublayer gives the same output for a multiple of its input, as one that normalizes it does."""
+    """Return whether a sublayer has the same output for a multiple of its input, as if it normalized the input."""
     read, once = sublayer.add.read, sublayer.raw.tensor.detach()
     try:
         other = recompute(sublayer.raw, {read: SCALE * read.tensor.detach()})
@@ -151,9 +155,9 @@ def identify_wiring(
 
 
 def _describe_exceptions(sublayers: Sequence[SublayerSummary], usual: Sequence[SublayerSummary]) -> list[str]:
-    """Return sentences on the branches that the wiring was not compared with, those not in `usual`.
+    """Return a sentence, with the layers, for each kind and row of the branches that are not in `usual`.
 
-    There is one for each kind and row, with its layers.
+    The wiring was compared only with the branches in `usual`.
     """
     exceptions: dict[tuple[str, Row], list[str]] = {}
     for s in sublayers:
@@ -223,7 +227,7 @@ def _list_candidates(sublayers: Sequence[SublayerSummary], other_layers: int | N
 
 
 def _find_initial_scale(sublayers: Sequence[SublayerSummary]) -> float | None:
-    """Return the mean of the learned factors b; None if the means of rows differ, as after training, or are 0."""
+    """Return the mean that all learned factors b have; None for a single sublayer, different means, or a mean of 0."""
     values = {f"{s.row.b.init:.6g}" for s in sublayers if isinstance(s.row.b, Learned)}
     return float(values.pop()) or None if len(values) == 1 and len(sublayers) > 1 else None
 
@@ -259,7 +263,7 @@ def _compare_wiring(
 
 
 def _norms(row: Row) -> tuple[bool, bool, bool]:
-    # Each of the parallel sublayers is found with the norm that it reads.
+    # A row of the catalog may share the norm of another one; in a run, each parallel sublayer has the norm that it reads.
     return bool(row.norm_in or row.shares), row.norm_branch, row.norm_out
 
 
@@ -270,7 +274,7 @@ def rows_match(expected: Row, row: Row) -> bool:
 
 
 def factors_match(expected: Factor, factor: Factor) -> bool:
-    """Return whether two numbers are equal up to roundings, or two learned factors have one shape."""
+    """Return whether two numbers are equal up to round-off, or both are learned factors with the same `per_feature`."""
     if isinstance(expected, Learned) and isinstance(factor, Learned):
         return expected.per_feature == factor.per_feature
     if isinstance(expected, Learned) or isinstance(factor, Learned):

@@ -2,7 +2,7 @@
 
 Between a stream and its final norm a model may drop tokens (registers, padding, all but the last one), reorder them or join
 others to them. The final norm then acts on the tokens that remain. To find these tokens, the elements of the end are numbered,
-and the operators are run again on the numbers. A norm of a mean of tokens, or of some features, does not count.
+and the operators are run again on the numbers. A norm of a mean of tokens, or of only some features, is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from addnorm.stream.find.norm import Norm
 
 @dataclass(frozen=True)
 class Regions:
-    """Operators and results of a run, by their part in its streams.
+    """Operators and results of a run, grouped by their role in the streams.
 
     Attributes:
         inner: the operators of sublayers.
@@ -71,7 +71,7 @@ class NextNorm:
         tokens: numbers of the tokens that the norm reads; None if they are not known.
         num_tokens: number of tokens of the state.
         num_others: number of other norms of the state that lead to the model's output.
-        is_ambiguous: whether one of these reads the same tokens.
+        is_ambiguous: whether one of these other norms reads, or may read, some of the same tokens.
     """
 
     norm: Norm
@@ -158,7 +158,10 @@ def _find_tokens(labels: Tensor, state: Value) -> frozenset[int] | None:
 
 
 def select_norm(candidates: Sequence[NextNorm], regions: Regions) -> NextNorm:
-    """Select the norm that leads to the model's output, not a norm in a sublayer that reads the stream."""
+    """Return the norm that leads to the model's output, in preference to norms that only sublayers read.
+
+    Set its `num_others` and `is_ambiguous`.
+    """
     candidates = [c for c in candidates if not regions.is_read_only([c.norm.y])] or candidates
     candidates = [c for c in candidates if regions.is_returned(c.norm.y)] or candidates
     first = max(candidates, key=lambda c: len(c.tokens or ()))

@@ -5,8 +5,8 @@
 
 The formula of every candidate is computed in float64 and compared with the model's output. A candidate that differs is rejected.
 
-Fused operators are those of `KINDS`, as which this library's norms are captured too (fused_ops.py). Norms in primitive operators
-are found in decomposed_norms.py by what they compute.
+Fused norms are the operators listed in `KINDS`. The norms of this library are captured as these operators too (fused_ops.py).
+Norms in primitive operators are found in decomposed_norms.py by what they compute.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def find_norms(flow: Flow, proven: bool = True) -> list[Norm]:
     for norm in finder.list_own(norms) if proven else ():
         match_affine(norm)
         _add(norm, norms, proven)
-    # Two dimensions hold the features together if other norms, or a product, have this width.
+    # A norm over several joined dimensions covers all features if another norm over all features, or a product, has its width.
     widths = {norm.x.shape[-1] for norm in norms if norm.is_whole or norm.is_projected}
     for norm in norms:
         if norm.y.norm is None and norm.x.shape[-1] in widths and covers_features(norm.x, joined=True):
@@ -64,7 +64,7 @@ def _add(norm: Norm, norms: list[Norm], proven: bool) -> None:
 
 
 def _set_norm(norm: Norm) -> None:
-    """Set `Value.norm` and `Op.norms` of a norm that covers all features of a token."""
+    """Record a norm over all features of a token, in `Value.norm` of its output and `Op.norms` of its operators."""
     norm.y.norm = norm
     for step in norm.ops:
         step.norms = tuple(sorted((*step.norms, norm), key=lambda one: one.y.index))

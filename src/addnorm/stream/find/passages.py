@@ -91,7 +91,7 @@ def _pass_start(chain: Chain, layout: StreamLayout, axes: Axes) -> Passage:
 
 
 def keeps_features(chain: PlacedChain, state: Value, target: Value) -> bool:
-    """Return whether the tokens of `state` that `target`, a later value, contains are whole, with their features in order."""
+    """Return whether the tokens of `state` in `target`, a later value, are whole and have their features in order."""
     passage, layout = Passage(chain.adds[0].out, chain.layout.width), chain.layout.of(state)
     axis = chain.layout.axis if layout is None else layout.features[-1] - len(state.shape)
     passage.pass_norms(state, (), target, _list_groups(state.shape, chain.layout.width, axis)[0])
@@ -106,14 +106,14 @@ def format_guard(op: Op) -> str:
 
 @dataclass
 class Passage:
-    """Steps of a stream from one state to the sum of the next add, or to the final norm, and their check.
+    """Check of the steps of a stream from one state to the sum of the next add, or to the final norm.
 
     Attributes:
         first: the first sum of the stream. A mask that is computed from this sum depends on the stream.
         width: number of features.
         reasons: steps that no `Row` expresses, as text, each with its operator, or None if there are several operators.
         idle: guards that did not bind in this run.
-        chosen: operators that choose or order tokens by what is computed from the stream.
+        chosen: operators that select or sort tokens by indices that are computed from the stream.
         is_masked: whether tokens are set to a number by a mask that does not depend on the stream.
     """
 
@@ -144,7 +144,10 @@ class Passage:
         return self._locate(labels, axes)
 
     def check_reads(self, add: Add, sublayers: Sequence[Sublayer], axes: Axes) -> None:
-        """Check that norms of the residual, whose features have the dimensions `axes`, have the features in the last one."""
+        """Add a reason if a norm that reads the residual does not have the features in the last dimension of its input.
+
+        `axes` are the dimensions of the features in the residual.
+        """
         norms = [norm for sublayer in sublayers for norm in sublayer.reads.norms if add.read is add.x]
         for norm in norms:
             if self.width > 1 and Passage(self.first, self.width).pass_norms(add.x, (), norm.x, axes)[1] != -1:
@@ -226,7 +229,7 @@ def _list_groups(shape: Sequence[int], width: int, last: int) -> list[Axes]:
 
 
 def _move_last(labels: Tensor, axes: Axes) -> Tensor:
-    """Return a view of a tensor with some of its dimensions last."""
+    """Return a view of a tensor with the dimensions from `axes[0]` to `axes[1]` moved to the end."""
     dims = [*range(axes[0], axes[1] + 1)]
     return labels.movedim(dims, [*range(-len(dims), 0)])
 

@@ -44,7 +44,7 @@ class Path:
 
     @property
     def scales(self) -> list[Value]:
-        """The learned factors."""
+        """The tensors of the learned factors."""
         scales = [factor.value for factor in self.factors if factor.kind == "learned"]
         return [scale for scale in (*scales, *(term.scale for term in self.terms)) if scale is not None]
 
@@ -141,10 +141,10 @@ def _match_difference(op: Op, first: Term, second: Term) -> Interpolation | None
 
 
 def _trace_products(term: Term) -> Iterator[tuple[Op, float, list[Value], list[Op]]]:
-    """Walk back from `term` through products.
+    """Yield each operator whose output, up to factors, is the value of `term`.
 
-    Yield each operator reached, with the number and the tensors that multiply its output, and the multiplying operators. A
-    product with a gate is in place of the gate, as a tensor that depends on the data.
+    Each operator comes with the number and the tensors that multiply its output, and with the operators that multiply. In the
+    list of tensors, a gate is replaced by its product, which depends on the data too.
     """
     todo = [(term.value, term.factor, [] if term.scale is None else [term.scale], list[Op]())]
     while todo:
@@ -165,7 +165,7 @@ def _trace_products(term: Term) -> Iterator[tuple[Op, float, list[Value], list[O
 def _build_terms(
     op: Op, of_y: Op, x: Value, y: Value, number: float, weight: Value | None = None
 ) -> tuple[Term, Term] | None:
-    """Return the terms (1 - w) x and w y, where w is number * weight; `of_y` is the operator that reads y."""
+    """Return the terms (1 - w) x and w y, where w = number * weight; None if w depends on the data. `of_y` reads y."""
     if weight is not None and weight.kind & (DATA | NOISE):
         return None
     with torch.no_grad():

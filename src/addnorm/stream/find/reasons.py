@@ -83,7 +83,7 @@ def format_source(op: Op) -> str:
 
 
 def explain_no_stream(flow: Flow, norms: Sequence[Norm], found: Sequence[Unexplained]) -> list[Unknown]:
-    """Explain why a model has no stream."""
+    """Return the reasons why no stream was found in a model."""
     seen = f"{format_count(len(flow.ops), 'operator')} ran, {format_count(len(norms), 'norm')} among them"
     hidden = "" if norms else "; operators of other threads and of TorchScript are not seen"
     reason = NO_ADD if any(value.kind & DATA for value in flow.list_results()) else UNSEEN
@@ -92,7 +92,10 @@ def explain_no_stream(flow: Flow, norms: Sequence[Norm], found: Sequence[Unexpla
 
 
 def _may_add(op: Op) -> bool:
-    """Return whether an operator may add to a value what was computed from it: it is no move, norm or product of the two."""
+    """Return whether `op` may be a residual add of unknown form: it combines a value with one computed from it.
+
+    Moves, norms, and products of the two values are excluded.
+    """
     if is_move(op) or op.norms or op.name in ("mul", "div") or not any(map(has_numbers, op.outputs)):
         return False
     is_product = op.traits & {"pair", "attention", "recurrent"}
@@ -104,7 +107,7 @@ def _may_add(op: Op) -> bool:
 
 
 def _list_held(value: Value) -> list[Value]:
-    """Return the inputs that a value may hold: none of a product with parameters or of two activations."""
+    """Return the inputs that may be terms of `value`; [] for products of activations or with learned matrices."""
     op = value.op
     if op is None or is_barrier(op):
         return []

@@ -238,7 +238,10 @@ def _ran_inside(norm: Norm, add: Add) -> bool:
 def remark_on_start(
     chain: PlacedChain, sites: Sequence[Site], wiring: Wiring | None, before: Sequence[Stream]
 ) -> list[str]:  # fmt: skip
-    """Return a remark if a stream begins with a sublayer's output to which, unlike in other sublayers, no residual is added."""
+    """Return a remark if a residual connection may be missing before the first add of a stream.
+
+    The stream then begins with a module's output, while similar modules add their output to the stream.
+    """
     x_0 = chain.adds[0].x
     other = next((one for one in reversed(before) if is_ancestor(one.chain.find_end(-1), x_0)), None)
     if other is None or chain.layout.width != other.width or wiring is None or other.wiring is None:

@@ -78,7 +78,7 @@ class Site:
     role: str
     sublayer: Sublayer  # in the captured run
     parent: Stream = field(init=False)  # set by the stream
-    index: int = field(init=False)  # set by the inspection, as the user's model
+    index: int = field(init=False)  # set by the inspection, like `owner`, which refers to the user's model
     owner: weakref.ref[nn.Module] = field(init=False)
 
     @property
@@ -88,7 +88,7 @@ class Site:
 
     @property
     def equation(self) -> str:
-        """The row's equation as text, with a letter for each learned factor, followed by their means."""
+        """The row's equation as text, with a letter for each learned factor, followed by the means of these factors."""
         return GAP.join([self.formula, *describe_learned([self.row])])
 
     @property
@@ -172,7 +172,10 @@ class Stream:
 
     @property
     def norm(self) -> str | None:
-        """The kind of the norms, "layer", "rms", "scale" or "own" (another formula); if kinds differ, all: "layer/rms"."""
+        """The kind of the norms: "layer", "rms", "scale", or "own" for another formula; None without norms.
+
+        Different kinds are joined: "layer/rms".
+        """
         return "/".join(sorted({norm.kind for norm in self.norms()})) or None
 
     @property
@@ -211,12 +214,12 @@ class Stream:
 
     @property
     def expansion(self) -> float | None:
-        """The relative error of the end, as `closure`."""
+        """The relative error of x_L == x_0 + all writes, as `closure`."""
         return self.closure
 
     @property
     def expansion_closes(self) -> bool:
-        """Whether the end is within the tolerance, as `sum_closes`."""
+        """Whether `expansion` is within the tolerance of the dtype, as `sum_closes`."""
         return self.sum_closes
 
     def build_blocks(self) -> Iterator[Block]:

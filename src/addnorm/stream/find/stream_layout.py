@@ -75,7 +75,7 @@ class StreamLayout:
         return self.of(norm.x) or (self._of_earlier(owners[0], norm.x) if owners else None)
 
     def find_features(self, sublayer: Sublayer, value: Value) -> tuple[int, ...] | None:
-        """Return which dimensions of a state, or of a value of a write, are features; None if that is not known."""
+        """Return the feature dimensions of a state, or of a value between a sublayer and its add; None if not known."""
         layout = self.of(value) or self._of_earlier(sublayer, value)
         return None if layout is None else layout.features
 
@@ -85,7 +85,7 @@ class StreamLayout:
         return not dims or (norm.x.shape[-1] == self.width and all(map(self._is_feature, dims[-1])))
 
     def find_entry(self, k: int) -> Value:
-        """Return the state before add `k` as the view that has a batch dimension: x_0 may be a parameter that is expanded.
+        """Return the residual of add `k`; if it is a parameter that is expanded, its view with the batch dimension.
 
         If x_0 has tokens and sequences flattened into one dimension, and no other use, return the view that separates the two.
         """
@@ -185,7 +185,7 @@ class StreamLayout:
     def _is_other_axis(self, normed: set[int], start: Dim, mixing: Mixing) -> bool:
         """Return whether norms normalize other axes (`normed`) than those over which products with parameters sum.
 
-        False if the last axis is in `normed`, unless there are convolutions: all the products may combine tokens.
+        False if the last axis is in `normed` and there are no convolutions, since all products may then combine tokens.
         """
         combined = {root for part in (*mixing.projected, *start) for root in self._roots.find_origins(part.root)}
         origins = {origin for root in normed for origin in self._roots.find_origins(root)}
@@ -231,10 +231,10 @@ class StreamLayout:
         )
 
     def _find_tokens(self, mixing: Mixing) -> tuple[dict[int, list[int] | None], bool]:
-        """Find the stream's axes that hold tokens, and whether sublayers that mix tokens prove it; otherwise it is a guess.
+        """Return the stream's axes of tokens, and whether sublayers that mix tokens prove this; if not, it is a guess.
 
-        The dict has None for an axis that holds only tokens. For an axis that holds tokens and sequences, it has the strides at
-        which tokens follow each other, as intervals [begin, end, begin, end, ...] (see `Part`).
+        The dict maps the number of an axis to None if the axis holds only tokens. If the axis holds tokens and sequences, the
+        dict maps it to the strides at which tokens follow each other, as [begin, end, begin, end, ...] (see `Part`).
         """
         roots = self._list_roots()
         for marks in (mixing.strong, mixing.weak):

@@ -110,7 +110,7 @@ def _build_sublayer(add: Add, place: int, write: Write) -> Sublayer:
 
 
 def _find_branch_ops(add: Add, raw: Value) -> list[Op]:
-    """Return the operators from the stream to a branch's output, without other streams unless all paths lead through them."""
+    """Return the operators from the stream to `raw` on paths without other streams, or else on all paths."""
     return find_ops_between(add.read, raw, add.other_ops) or find_ops_between(add.read, raw)
 
 
@@ -127,7 +127,7 @@ def find_parameters(ops: Iterable[Op]) -> list[str]:
 
 
 def _split_write(add: Add, write: Write) -> list[Write]:
-    """Split a sum of sublayers into its terms: attention(x) + feed_forward(x)."""
+    """Return a write for each term of a sum of sublayers, attention(x) + feed_forward(x); otherwise [write]."""
     source = write.path.source
     terms = match_terms(source.op) if write.role == "branch" and source.norm is None else None
     if terms is None or not all(is_ancestor(add.read, term.value) for term in terms):
@@ -229,7 +229,7 @@ def has_zero_factor(sublayer: Sublayer) -> bool:
 
 
 def _multiply(path: Path, others: Sequence[Factor] = ()) -> spec.Factor:
-    """Return the product of the factors on `path` and in `others`. Noise counts with its mean; masks and guards are left out."""
+    """Return the product of all factors. A dropout mask counts as its mean; token masks and guards are left out."""
     path = replace(path, factors=[*path.factors, *others])
     product, learned = path.number, path.scales
     for factor in path.factors:
@@ -248,7 +248,7 @@ def _multiply(path: Path, others: Sequence[Factor] = ()) -> spec.Factor:
 
 
 def assign_layers(sublayers: Sequence[Sublayer]) -> list[int]:
-    """Return the layer of each sublayer, from 0: from numbers in module paths, a period of kinds, or the modules that add.
+    """Return the layer index of each sublayer, by numbers in module paths, a period of kinds, or the adding modules.
 
     A skip that starts in the layer of the sublayer before it belongs to this layer. Other skips and injections belong to the
     layer of the next sublayer.
@@ -283,7 +283,7 @@ def _number_layers(sublayers: Sequence[Sublayer]) -> list[int]:
 
 
 def number_periods(kinds: Sequence[str]) -> list[int] | None:
-    """Return the layer of each sublayer if three or two different kinds repeat; None if they do not."""
+    """Return the layer of each sublayer if `kinds` repeats a group of three or two different kinds; None if not."""
     for period in (3, 2):
         repeats = len(kinds) % period == 0 and [*kinds] == [*kinds[:period]] * (len(kinds) // period)
         if repeats and len({*kinds[:period]}) == period:
@@ -294,7 +294,7 @@ def number_periods(kinds: Sequence[str]) -> list[int] | None:
 def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:
     """Return the numbers in a sublayer's path, each after the path that precedes the number: ("layers", "3")."""
     own, adding = sublayer.frame.path.split("."), sublayer.add.op.frame.path.split(".")
-    is_left = any(part.isdigit() for part in own) and adding[: len(own)] != own  # to the next layer, which adds
+    is_left = any(part.isdigit() for part in own) and adding[: len(own)] != own  # another module adds
     parts = own if is_left else max(own, adding, key=len)
     if not any(part.isdigit() for part in parts):  # the common start of the paths of its modules, without norms
         frames = {op.frame.path for op in sublayer.own_ops if op.frame is not sublayer.frame}

@@ -1,4 +1,4 @@
-"""Operators that change a stream, or may, and that no `Row` describes: `inspect` must report all of them as not understood.
+"""Operators that change or may change a stream, and that no `Row` describes. `inspect` must report them all.
 
 A value *carries* an earlier one if it has the numbers of the earlier one, up to moves, norms and elementwise functions, and no
 operator in between mixes tokens or features. Three walks over the captured run look for steps that no `Row` describes:
@@ -68,7 +68,7 @@ UNREGISTERED = "what {} computes is not known; if it adds or normalizes, registe
 
 
 class Unexplained(NamedTuple):
-    """Operator that changes a stream, or may, and that no `Row` describes.
+    """Operator that changes or may change a stream, and that no `Row` describes.
 
     Attributes:
         op: the operator.
@@ -84,7 +84,7 @@ class Unexplained(NamedTuple):
 def find_unexplained(
     flow: Flow, norms: Sequence[Norm], adds: Selection, chains: Sequence[PlacedChain]
 ) -> list[Unexplained]:
-    """Find the operators that change a stream, or may, and that no `Row` describes."""
+    """Return the operators that change or may change a stream, and that no `Row` describes."""
     search = _Search(flow, norms, adds, chains)
     sums = [*search.find_sums()]
     of_sums = {found.op for found in sums}
@@ -94,7 +94,7 @@ def find_unexplained(
 
 
 class _Search:
-    """Search for the operators that change a stream, or may, and that no `Row` describes."""
+    """Search for the operators that change or may change a stream, and that no `Row` describes."""
 
     def __init__(self, flow: Flow, norms: Sequence[Norm], adds: Selection, chains: Sequence[PlacedChain]) -> None:
         self.flow = flow
@@ -117,8 +117,8 @@ class _Search:
     def find_foreign(self) -> Iterator[Unexplained]:
         """Yield operators of other libraries that may add to a state or normalize it, and those whose equation is refuted.
 
-        Such an operator returns the shape of a state, and reads with it a vector over the features, or what was computed from it,
-        and no matrix. Without a stream any value may be the state, and several streams may have one output added.
+        An operator may do so if it returns the shape of a state, and reads this state, no matrix, and either a vector over the
+        features or a value computed from the state. Without a stream, any input counts as a state.
         """
         states = {strip_views(chain.adds[0].x): k for k, chain in enumerate(self.chains)}
         states |= {strip_views(value): k for value, k in self.states.items()}
@@ -135,7 +135,7 @@ class _Search:
             is_near = sizes & widths or (widths and any(is_ancestor(p, q) for p in near for q in others if p is not q))
             if op.note or is_near:
                 reason = op.note or UNREGISTERED.format(op.name, suggest_equation(op.func))
-                reason = reasons.setdefault(op.name, reason)  # the numbers of the first one
+                reason = reasons.setdefault(op.name, reason)  # the same for all calls, with the numbers of the first
                 yield Unexplained(op, reason, frozenset(states[strip_views(v)] for v in near if self.chains))
 
     # Sums.
@@ -144,7 +144,7 @@ class _Search:
         """Yield the residual sums that no `Row` describes and that are in no sublayer."""
         interpolations = filter(None, map(match_interpolation, self.flow.ops))
         known = self.known | self._list_users() | {op for interpolation in interpolations for op in interpolation.ops}
-        list_sources = cache(_list_sources)  # of one run: in a sum of many streams the operands carry the same values
+        list_sources = cache(_list_sources)  # the operands of a sum of many streams carry the same values
         for op in self.flow.ops:
             if op in known:
                 continue
@@ -172,9 +172,9 @@ class _Search:
     # The start of a stream.
 
     def check_start(self, k: int, of_sums: Set[Op]) -> Iterator[Unexplained]:
-        """Trace x_0 of stream `k` back.
+        """Yield an `Unexplained` where stream `k` continues another stream, or begins in a sum that no `Row` describes.
 
-        Yield an `Unexplained` where it continues another stream, or begins in a sum that no `Row` describes.
+        `of_sums` has the operators that `find_sums` yielded.
         """
         start, width = self.chains[k].adds[0], self.chains[k].layout.width
         operand = start.residual_path.terms[0].value
@@ -202,7 +202,7 @@ class _Search:
                 todo += [(v, is_moved and keeps) for v, keeps in sources]
 
     def _find_common_ends(self, k: int, op: Op) -> set[int]:
-        """Return the indices of the streams other than `k` on whose last state both operands of a sum depend."""
+        """Return the indices of the streams, except `k`, on whose last state both operands of the sum `op` depend."""
         operands = [p for p, _ in _list_operands(op)]
         ends = {j: chain.find_end(-1) for j, chain in enumerate(self.chains) if j != k} if operands else {}
         return {j for j, end in ends.items() if all(is_ancestor(end, p) for p in operands)}
@@ -210,7 +210,7 @@ class _Search:
     # The states of a stream.
 
     def check_states(self, k: int, of_sums: Set[Op]) -> Iterator[Unexplained]:
-        """Yield the operators that change a value that carries a state of stream `k`, and that no `Row` describes."""
+        """Yield the operators that no `Row` describes and that change a value that carries a state of stream `k`."""
         todo = [(value, False, False) for value, of in self.states.items() if of == k]
         seen: set[Value] = set()
         while todo:
@@ -326,7 +326,7 @@ def _list_sources(value: Value) -> list[tuple[Value, bool]]:
 
 
 def _list_sizes(value: Value) -> set[int]:
-    """Return the number of elements of a value, and of a complex one also that of its real numbers; none for integers."""
+    """Return the number of elements, for a complex value also twice this number; an empty set for integers."""
     size = math.prod(value.shape)
     return {size, 2 * size} if value.tensor.is_complex() else {size} if value.tensor.is_floating_point() else set()
 
@@ -364,7 +364,7 @@ def is_computed_from(value: Value, carried: set[Value]) -> bool:
 
 
 def _explain_sum(op: Op) -> str | None:
-    """Explain why a sum that continues a value is not a residual add; None for other operators."""
+    """Return why the sum `op` is no residual add: a gate or matrix on the residual, or many terms; None otherwise."""
     if (stack := find_summed_stack(op)) is not None:
         first, *others = stack.inputs
         return SEVERAL if len(others) > 1 and any(is_ancestor(first, part) for part in others) else None
