@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 Dim = tuple[Part, ...]
 Dims = tuple[Dim, ...]
-Layout = tuple[list[int], list[int]]  # the sizes to which a tensor is reshaped, and their order
+Layout = tuple[list[int], list[int]]  # the sizes to which a tensor is reshaped, and the permutation that follows
 
 
 class Roots:
@@ -109,7 +109,7 @@ def broadcast(dims: Dims, old: tuple[int, ...], new: tuple[int, ...], roots: Roo
 
 
 def reshape_dims(dims: Dims, shape: tuple[int, ...]) -> Dims | None:
-    """Return the dimensions after a reshape that preserves the order of the elements."""
+    """Return the dimensions after a reshape to `shape`, which keeps the order of elements; None if they do not fit."""
     if 0 in shape:
         return None
     rest = [part for dim in dims for part in dim][::-1]
@@ -146,7 +146,7 @@ def _follow_views(value: Value, source: Value) -> Dims | None:
 
 
 def find_axis(value: Value, source: Value, axis: int) -> int | None:
-    """Return the axis of `source` that is dimension `axis` of its view `value`; None if no single whole axis is."""
+    """Return the axis of `source` that is dimension `axis` of its view `value`; None if it is not one whole axis."""
     dims = _follow_views(value, source)
     dim = () if dims is None else dims[axis]
     parts = [part for part in dim if part.size > 1] or dim[:1]
@@ -169,10 +169,11 @@ def covers_features(value: Value, joined: bool = False) -> bool:
 
 
 def _list_starts(value: Value, source: Value) -> Iterator[tuple[Dims | None, tuple[int, ...], Roots]]:
-    """Yield the dimensions of `value` as parts of `source`, of which it is a view, and as parts of the factors of a product.
+    """Yield the dimensions of `value`, a view of `source`, as parts of the axes of `source` and of other values.
 
-    A product of streams may have all their tokens and features in one dimension, which the view separates. Each factor may be a
-    view of a product itself. The shape is that of the value whose axes the parts belong to.
+    If `source` is a matrix product, the other values are its factors: a product of several streams may have all their tokens and
+    features in one dimension, which only the view separates. A factor may itself be a view of a product. Each item also has the
+    shape of the value to whose axes the parts belong, and the numbers of these axes.
     """
     roots = Roots()
     dims = trace(value, {source: roots.start(source.shape)}, roots)
@@ -211,7 +212,7 @@ def trace(value: Value, known: dict[Value, Dims], roots: Roots) -> Dims | None:
     Args:
         value: the value.
         known: values with their dimensions. Values on the way are added.
-        roots: the roots of the stream.
+        roots: the numbered axes of the stream.
     """
     pending: list[tuple[Value, Value]] = []  # values with the values from which their dimensions follow
     chosen: dict[Value, Value | None] = {}
@@ -325,7 +326,10 @@ def relate(source: Value, target: Value, dims: Dims) -> Dims | None:
 
 
 def find_layout(value: Value, state: Value) -> Layout | None:
-    """Return how a value that is computed from a state, such as a norm, gets the state's layout; None if it has other tokens."""
+    """Return the layout with which `apply_layout` puts the elements of `value` into the order of `state`.
+
+    `value` is computed from `state`, as its norm is. None if it does not have the same tokens.
+    """
     parts = [part for dim in _follow_views(value, state) or () for part in dim]
     is_whole = math.prod(part.size for part in parts) == math.prod(state.shape)
     if not is_whole or not {part.root for part in parts} <= {*range(len(state.shape))}:
@@ -334,6 +338,6 @@ def find_layout(value: Value, state: Value) -> Layout | None:
 
 
 def apply_layout(layout: Layout, tensor: Tensor) -> Tensor:
-    """Return the elements of a tensor in the order of a state's layout."""
+    """Return a tensor reshaped and permuted so that its elements have the order of the state (`find_layout`)."""
     sizes, order = layout
     return tensor.reshape(sizes).permute(order)

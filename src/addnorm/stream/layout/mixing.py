@@ -1,8 +1,9 @@
 """The dimensions along which the sublayers of a stream combine elements.
 
 Attention, convolutions and products with parameters combine elements along a dimension; elementwise functions do not. Some
-sublayer combines elements along a dimension of tokens, no sublayer along a dimension of the batch. If an operator has no rule,
-the dimensions of its outputs are not known, and nothing is concluded from the operator.
+sublayer combines elements along a dimension of tokens, no sublayer along a dimension of the batch. An operator without a rule is
+treated as an elementwise function. If its shapes or arguments do not fit the rule, the dimensions of its outputs are not known,
+and nothing is concluded from the operator.
 """
 
 from __future__ import annotations

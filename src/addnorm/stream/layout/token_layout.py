@@ -113,7 +113,7 @@ class TokenLayout:
         return t.reshape(*sizes, t.shape[-1]).permute(*order, len(order))
 
     def _measure_runs(self, shape: Sequence[int]) -> list[int] | None:
-        """Return the size of every run of `_runs` in another forward; None if `shape` does not determine the sizes."""
+        """Return the size of every run in `_runs` for dimensions of the sizes `shape`; None if that is not known."""
         sizes: list[int] = []
         for size, runs, pieces in zip(shape, self._runs, self.pieces, strict=True):
             if len(runs) == 1:
