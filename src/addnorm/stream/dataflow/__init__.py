@@ -5,5 +5,5 @@
   place and the steps of fused operators
 - `arithmetic`: views, factors and sums; `replay`: operators run again on other inputs; `simplification`: cuts that cancel
 - `observers`: functions that get the outputs of selected operators in later forwards
-- `snapshot`, `holders`, `variables`, `state`: what a run changes is restored
+- `snapshot`, `holders`, `state`: the state that a run changes, saved before it and restored after it
 """

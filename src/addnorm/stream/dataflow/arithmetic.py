@@ -1,4 +1,4 @@
-"""What the operators of a run compute, as far as a residual stream is concerned: views, moves, factors and sums of values."""
+"""Recognition of what the operators of a run do to a residual stream: views, moves, factors and sums of values."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def strip_views(value: Value) -> Value:
 
 
 def strip_norm(value: Value) -> Value:
-    """Return the value of which `value` is the norm; itself if it is no norm."""
+    """Return the value of which `value` is the norm; `value` itself if it is not the output of a norm."""
     return value if value.norm is None else strip_views(value.norm.x)
 
 
@@ -124,7 +124,7 @@ def strip_moves(value: Value) -> Value:
 def list_carried(value: Value) -> list[Value]:
     """Return the inputs whose elements reappear in the value: of a view, cut, join or product with a factor.
 
-    Norms and all other operators have none.
+    For the output of a norm or of another operator the list is empty.
     """
     op = value.op
     if op is None or value.norm is not None:
@@ -246,7 +246,11 @@ def match_scale(first: Value, second: Value, like: Value) -> tuple[Value, Value]
 
 
 def is_scale(scale: Value, value: Value) -> bool:
-    """Return whether `scale` is a number, a vector over the features of `value`, noise, or a mask of its tokens."""
+    """Return whether `scale` is a number, a vector over the features, a random mask as of dropout, or a token mask.
+
+    A token mask has one number per token, constant or computed from the model's inputs without parameters. A gate, which
+    depends on parameters and inputs, is no scale.
+    """
     if scale.kind & NOISE and not scale.kind & DATA:
         return True
     if not value.shape or not torch.is_floating_point(value.tensor):
@@ -287,7 +291,10 @@ def get_noise_mean(noise: Value) -> float | None:
 
 
 def _get_probability(op: Op) -> float | None:
-    """Return the probability of a random 1 among zeros: of a Bernoulli sample, or of a comparison of uniform numbers."""
+    """Return the probability with which an element of a random mask of ones and zeros is 1; None for other operators.
+
+    Such a mask is a Bernoulli sample, a comparison of uniform numbers with p, or floor(p + uniform numbers).
+    """
     if op.name in ("bernoulli", "bernoulli_"):  # out-of-place without p, the input has the probabilities
         return get_fill(op.get("p", op.args[0] if op.name == "bernoulli" else 0.5))
     if op.name == "floor":  # of p + a uniform number

@@ -55,7 +55,7 @@ class FlowCapture(InnerOperatorMode):
     Args:
         model: the model.
         contents: whether tensors have contents; False on the meta device.
-        editors: change the outputs of operators, as in the later forwards that this run is like.
+        editors: editors that change outputs of operators in this run as they do in later forwards.
     """
 
     def __init__(self, model: nn.Module, contents: bool = True, editors: Sequence[Editor] = ()) -> None:
@@ -65,7 +65,7 @@ class FlowCapture(InnerOperatorMode):
         self._memory = Memory(self.add_leaf, self._add_write, contents)
         self._contents = contents
         self._editors = editors
-        self._edits: list[Callable[[], None]] = []  # to make before the next operator, when a collective has ended
+        self._edits: list[Callable[[], None]] = []  # changes to make before the next operator, after a collective
         named = [*model.named_parameters(), *model.named_buffers()]
         self._named = {id(t): name for name, tensor in named for t in (tensor, *inner_tensors(tensor))}
         self._parameters = {id(t) for p in model.parameters() for t in (p, *inner_tensors(p))}
@@ -104,7 +104,7 @@ class FlowCapture(InnerOperatorMode):
     def _run_again(self, args: Sequence[Any], kwargs: dict[str, Any], has_grad: bool) -> Flow:
         """Call the model once more, with other random numbers, and return the data flow of this call.
 
-        The numbers are the same again only if the model seeds their generator itself.
+        The random numbers are equal to those of the first call only if the model seeds their generator itself.
         """
         model = self.frames.model
         with preserve_state(model), torch.set_grad_enabled(has_grad):
@@ -203,7 +203,7 @@ class FlowCapture(InnerOperatorMode):
         return out
 
     def _copy_small(self, value: Value) -> None:
-        """Copy a small parameter, whose memory may be freed before it is read."""
+        """Copy a small parameter, since FSDP may free its memory before the captured value is read."""
         tensor = value.tensor
         is_small = self._contents and tensor.numel() <= SMALL and tensor.is_floating_point()
         if is_small and is_in_memory(tensor, value.shape):

@@ -24,7 +24,10 @@ STREAM = f"{Path(__file__).parent.parent}{os.sep}"
 
 
 def find_line() -> str:
-    """Return the file and the line of the innermost caller outside of torch and of the stream tools: "model.py:12"."""
+    """Return the file and the line of the innermost caller outside of torch and of the stream tools: "model.py:12".
+
+    torch's own transformer layers, which contain residual adds, count as callers too.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -86,13 +89,13 @@ class Frames:
 
 
 class WithoutFastPath(TorchFunctionMode):
-    """Context of this thread in which torch's encoder layers run operator by operator, as they do where a mode sees functions.
+    """Context in which torch's encoder layers run operator by operator in this thread, as under any function mode.
 
     `torch.backends.mha.set_fastpath_enabled` would change what other threads compute.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function as it is."""
+        """Call the function without a change."""
         return func(*args, **(kwargs or {}))
 
 

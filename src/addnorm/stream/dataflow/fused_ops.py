@@ -1,7 +1,7 @@
 """Decomposition of fused operators into primitive steps: factors, dropout mask, product, add, norm.
 
-A data flow then has the same adds and norms whether the model fuses them or not. Fused operators are this library's, torch's
-dropout, and its `addmm(x, a, b)` if x has the shape of the product and is not a bias.
+A data flow then has the same adds and norms whether the model fuses them or not. Fused operators are the Add & Norm operators of
+this library, torch's dropout, and torch's `addmm(x, a, b)` and `baddbmm` if x has the shape of the product and is not a bias.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from addnorm.stream.dataflow.operators import FAMILY, bind_arguments
 
 OWN = ("add_norm", "add_norm_stream", "add_norm_forward", "add_norm_out")
 DECOMPOSED = {"native_dropout", *(f"{FAMILY}{name}{suffix}" for name in OWN for suffix in ("", "_reference"))}
-PRODUCTS = {"addmm": "mm", "baddbmm": "bmm"}  # operators whose product has the shape of what they add it to
+PRODUCTS = {"addmm": "mm", "baddbmm": "bmm"}  # operators x + a @ b, each with the operator that computes a @ b
 
 
 class Step(NamedTuple):
@@ -48,7 +48,7 @@ def is_fused(name: str, args: Sequence[Any]) -> bool:
 
 
 class _Steps(list[Step]):
-    """Steps of one call, computed in one dtype from the contents of their inputs before the call.
+    """List of the steps of one fused call, computed in one dtype from the contents of the inputs before the call.
 
     Args:
         dtype: the dtype.
@@ -64,13 +64,13 @@ class _Steps(list[Step]):
 
     def add(self, name: str, part: str, *inputs: Any, output: Tensor | None = None) -> Tensor:
         """Add a step, and return its output: `output`, or what torch's function of this name returns."""
-        func = getattr(torch, name, torch.ones)  # noise is never computed again
+        func = getattr(torch, name, torch.ones)  # a placeholder for `noise`, which is never computed again
         output = func(*map(self.read, inputs)) if output is None else output
         self.append(Step(name, func, inputs, ((part, output),)))
         return output
 
     def multiply(self, x: Tensor, factor: Tensor | float | None, part: str) -> Tensor:
-        """Add a product, and return it; without a factor, or with 1, return x."""
+        """Add the product of x and `factor` as a step, and return the product; if `factor` is None or 1, return x."""
         is_needed = isinstance(factor, Tensor) or factor not in (None, 1.0)
         return self.add("mul", part, x, factor) if is_needed else x
 
@@ -97,7 +97,7 @@ def decompose_fused(
 def _decompose_add_norm(
     name: str, arguments: dict[str, Any], outputs: Sequence[Tensor], old: Mapping[int, Tensor]
 ) -> list[Step]:
-    """Return the steps of an operator of this library."""
+    """Return the steps of one call of an Add & Norm operator of this library."""
     y, z = _find_outputs(name, arguments, outputs)
     total, write = arguments["residual"], arguments["branch"]
     build = _Steps(torch.float64 if total.dtype == torch.float64 else torch.float32, old)
@@ -128,7 +128,7 @@ def _decompose_add_norm(
 
 
 def _decompose_dropout(args: Sequence[Any], outputs: Sequence[Tensor]) -> list[Step]:
-    """Return the steps of torch's dropout: the mask, scaled so that the mean stays, and a product."""
+    """Return the steps of torch's dropout: the mask, scaled to a mean of 1, and its product with the input."""
     x, p, train = args
     y, mask = outputs
     keep = mask.to(y.dtype) * (1.0 / (1.0 - p) if train is not False and p < 1.0 else 1.0)

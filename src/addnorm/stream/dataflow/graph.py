@@ -20,7 +20,7 @@ Address = tuple[str, int, str, int]
 
 
 def _refuse_copy(part: Value | Op, protocol: SupportsIndex) -> NoReturn:
-    """Raise the error of `copy.deepcopy` and `pickle`, which follow a captured run into its depth."""
+    """Raise TypeError for `copy.deepcopy` and `pickle`, which would recurse through the whole captured run."""
     raise TypeError(
         "a result of addnorm that holds the run of a model cannot be copied or pickled: keep its to_dict() or its tensors."
     )
@@ -93,7 +93,7 @@ class Value:
 
     @property
     def exact(self) -> Tensor:
-        """The contents in float64, for arithmetic whose round-off does not count."""
+        """The contents in float64, for arithmetic with negligible round-off."""
         return self.tensor.detach().double()
 
     @property
@@ -125,10 +125,10 @@ class Op:
         line: file and line of the model's source that ran the operator, as in "model.py:12".
         origin: if this operator is a step of a fused operator, the name of the fused operator; otherwise `name`.
         outputs: the values that the operator computed.
-        norms: the norms of which the operator is a step, set by `find_norms`; the first one that ends comes first.
+        norms: the norms of which the operator is a step, in the order in which they end; set by `find_norms`.
         traits: what the operator does, as words of the table in operators.py.
         whole: if this operator is a step of a fused operator, the fused operator, which is not in the flow; otherwise None.
-        note: why the equation registered for this operator is not used; empty if there is none, or for its steps.
+        note: why the equation registered for this operator is not used; empty if it is used, or none is registered.
     """
 
     index: int
@@ -191,7 +191,7 @@ class Flow:
     def name_results(self) -> dict[str, Value]:
         """Return the values that the model returns by their places: "hidden_states[2]", or "output" if there is one value.
 
-        Values in a class that was registered without the names of its parts have numbers.
+        If a class in the output is registered with pytree without names of its parts, all values get numbers as places.
         """
         try:
             places = [(pytree.keystr(path), value) for path, value in pytree.tree_flatten_with_path(self.result)[0]]

@@ -1,4 +1,4 @@
-"""How to save and restore the state of Python objects: one `Kind` in `HOLDER_KINDS` a class, attributes and slots for others."""
+"""Functions that save and restore the state of Python objects, for each class in `HOLDER_KINDS` and for others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CACHE = functools._lru_cache_wrapper
 # Objects of these parts of torch depend on state in C++ or in other processes, which is not restored.
 PARALLEL = ("torch.distributed", "torch.nn.parallel", "torch.jit")
 OPAQUE = (*PARALLEL, "torch._", "torch.fx", "torch.export", "torch.cuda")
-# The parts of the standard library whose objects hold state for others. The rest serves threads, files and the interpreter.
+# Modules of the standard library whose objects may hold state of a model. The others serve threads, files and the interpreter.
 HOLDERS = {"collections", "functools", "argparse", "queue", "weakref", "_weakrefset", "_thread"}
 MAX_ARRAY = 1 << 26  # bytes of the largest numpy array that is copied
 MISSING = object()
@@ -42,7 +42,8 @@ class Kind(NamedTuple):
 
     Attributes:
         save: takes the object; returns a shallow copy of its state.
-        restore: takes the object and the copy, and writes back in place what differs; returns the name of what it cannot restore.
+        restore: takes the object and the copy, and writes back in place what differs; returns a text that names what it cannot
+            restore, or None. A kind without this function restores nothing.
         refer: takes the object; returns the objects to which it refers.
     """
 

@@ -26,7 +26,7 @@ def disable_modes() -> Iterator[None]:
 
 
 class Region(NamedTuple):
-    """Which bytes of its memory a tensor takes: from `start` to `end`, in `steps` (count, bytes from one to the next)."""
+    """Bytes of a storage that a tensor occupies: from `start` to `end`, in `steps` of (count, stride in bytes)."""
 
     start: int
     end: int
@@ -63,7 +63,7 @@ class Region(NamedTuple):
         return disjoint
 
 
-# Most bytes of the memory of a parameter, and of an input, that is copied after the run.
+# Largest memory, in bytes, of a parameter and of an input that is copied after the run.
 MAX_PARAMETER_BYTES, MAX_INPUT_BYTES = 1 << 18, 1 << 26
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides

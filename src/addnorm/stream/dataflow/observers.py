@@ -1,9 +1,9 @@
-"""Observers: functions that get the outputs of selected operators in later forwards, and editors that change operators.
+"""Observers, which get the outputs of selected operators in later forwards, and editors, which change these operators.
 
 An operator of an inspected run is identified by its address: the module's path, the number of the call, the operator's name, and
-its number among the operators of that name in the call. A different branch elsewhere (another expert, a cast that autocast
-caches) does not change the address. Only operators of the model's own forward are observed; the recomputation of a checkpoint in
-the backward is not.
+its number among the operators of that name in the call. The address stays the same if the forward takes another branch elsewhere
+(another expert, a cast that autocast caches). Only operators of the model's own forward are observed; the recomputation of a
+checkpoint in the backward is not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Observer = Callable[[Tensor], None]  # called with the output of an operator rig
 
 
 class Editor:
-    """Base class of what changes an operator's arguments or its output, and the gradients of its autograd node."""
+    """Base class of editors, which change an operator's arguments or output, and the gradients of its autograd node."""
 
     op: Op
 
@@ -62,7 +62,7 @@ class Editor:
 class ObserverMode(InnerOperatorMode):
     """Dispatch mode in which an observed forward runs.
 
-    All blocks around one forward share its mode: observers get what editors have changed, whichever block is the inner one.
+    Nested `observe_forwards` blocks share the mode of a forward. Observers of any block thus get outputs after all editors.
 
     Args:
         frames: the calls of the model's modules.
@@ -100,13 +100,13 @@ class ObserverMode(InnerOperatorMode):
         return frame is None or frame.ran.get(name) != op.frame.ran.get(name)
 
     def run_deferred(self) -> None:
-        """Call the functions that wait for the next operator. Those that return True wait on."""
+        """Call the functions in `deferred`, and keep those that return True, which are called again."""
         deferred, self.deferred = self.deferred, []
         self.deferred = [function for function in deferred if function() is True] + self.deferred
         self.outer.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and call its observers and its editor."""
+        """Run an operator, and call its observers and its editors."""
         kwargs = kwargs or {}
         frame = self.frames.current
         if frame is None or self.frames.is_paused:
@@ -138,7 +138,7 @@ class ObserverMode(InnerOperatorMode):
             written = find_written(func, args, kwargs) if has_steps else []
             copies = {id(t): t.detach().clone() for t in written}
         out = func(*args, **kwargs)
-        result = args[0] if name == WAIT else out  # the same memory, which the wrapper has
+        result = args[0] if name == WAIT else out  # the same memory; the wrapper has the argument
 
         def finish() -> None:
             first = find_first(result)
@@ -152,7 +152,7 @@ class ObserverMode(InnerOperatorMode):
                         observer(parts[part])
             self.deferred += [partial(self._edit_gradient, *pair) for pair in changed]
 
-        if name.startswith("c10d::"):  # the caller waits for its end before the next operator
+        if name.startswith("c10d::"):  # the caller waits for the collective before the next operator
             self.deferred.append(finish)
         else:
             finish()
@@ -167,7 +167,7 @@ def _name_outputs(
 ) -> Mapping[int | str, Tensor]:  # fmt: skip
     """Return the outputs of an operator by index, and those of its steps by name unless `copies` is None.
 
-    `copies` has the contents before the call of what the operator wrote.
+    `copies` has the contents before the call of the tensors that the operator wrote, by the ids of the tensors.
     """
     returned = list_outputs(func, out, find_written(func, args, kwargs))
     steps: list[fused_ops.Step] = []
@@ -188,8 +188,9 @@ class _Calls(threading.local):
     """The calls of one model in this thread.
 
     Attributes:
-        running: for each call, what ends its observation, and its mode; None for one that is not observed.
-        caller: the Python frame in which the first of them runs.
+        running: for each running call, the stack of contexts of its observation, and its mode; None for a call that is not
+            observed.
+        caller: the Python frame in which the first of these calls runs.
     """
 
     def __init__(self) -> None:
@@ -336,7 +337,7 @@ def disable_checkpoints() -> Iterator[None]:
 
 
 class _AsObserved(AbstractContextManager[None]):
-    """Context that is like an observed forward: in `context`, under a dispatch mode and with a module hook, both without effect.
+    """Context `context` with a dispatch mode and a module hook, both without effect, as around an observed forward.
 
     It can be entered again, for each backward through the checkpoint.
     """
@@ -369,7 +370,10 @@ def _finish(mode: ObserverMode, end: Callable[[ObserverMode], None]) -> None:
 
 
 def find_observable(value: Value) -> Value:
-    """Return the value to observe in place of a cast by FSDP (its input), or of a running collective (the end of the wait)."""
+    """Return the value whose operator can be observed in place of `value`, often `value` itself.
+
+    For a cast by FSDP, return its input; for the output of a collective, return the output of the wait for it.
+    """
     while value.op is not None and value.op.ordinal == UNCOUNTED and value.op.inputs:
         value = value.op.inputs[0]
     if value.op is not None and value.op.name.startswith(COLLECTIVE) and value.op.name != WAIT:

@@ -1,4 +1,4 @@
-"""What each operator of torch does to a value: the one table of the library, from which every analysis reads.
+"""Table of what each operator of torch does to a value, on which all analyses of the library are based.
 
 An entry of `TABLE` has the names of operators that act alike, and their traits. To add an operator, add its name to one entry.
 An operator of aten or of this library without an entry counts as an elementwise function. An operator of another library may do
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-# This library's operators share one name: in place, with out= and with a backward, different operators run.
+# Name of all operators of this library in an address: calls in place, with out= or with a backward run different operators.
 FAMILY = "addnorm::"
 
 # view: the output has the numbers of the first input in another shape, memory or dtype: copy (same shape), reshape and squeeze

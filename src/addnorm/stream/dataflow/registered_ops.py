@@ -82,7 +82,13 @@ def suggest_equation(func: Any) -> str:
 
 
 class Expansion(NamedTuple):
-    """Steps of an operator, on its own arguments; by the index of its outputs, those of steps that equal them; or an error."""
+    """Steps of one call of a registered operator.
+
+    Attributes:
+        steps: the steps, with the arguments of the call.
+        results: by the index of each output of the call that the equation describes, the equal output of a step.
+        error: why the equation is not used; an empty string if it is used. After an error, there are no steps and no results.
+    """
 
     steps: list[Step]
     results: dict[int, Tensor]
@@ -93,9 +99,10 @@ def expand(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Tensor], get_old: Callable[[Tensor], Tensor],
     proven: bool = True,
 ) -> Expansion:  # fmt: skip
-    """Return the steps of one call of a registered operator, after a proof unless `proven` is False.
+    """Return the steps of one call of a registered operator, or an error if its equation fails.
 
-    `get_old` returns the contents of a tensor before the call.
+    With `proven`, the equation is also computed in float64, and fails if its results differ from the outputs of the call by more
+    than round-off. `get_old` returns the contents of a tensor before the call.
     """
     name = operator_name(func)
     equation = find_equation(name)
@@ -150,7 +157,7 @@ def _apply(
 
 
 def _compare(results: Mapping[int, Tensor], exact: Mapping[int, Tensor], outputs: Sequence[Tensor]) -> str:
-    """Return where the outputs differ from the exact results by more than the round-off of their dtype; empty if nowhere."""
+    """Return a text on the first output that differs from `exact` by more than round-off; "" if none does."""
     for k, out in enumerate(outputs):
         if k not in results or not out.numel():
             continue
@@ -183,8 +190,8 @@ class _Recorder(TorchDispatchMode):
         return out
 
 
-# The operators that are built in: the keys of the norm and of the sum in an equation's result, the number that is added to the
-# weight, and names. Names of arguments and the order of outputs are those of each library's schema.
+# Built-in operators: the key of the norm and the key of the sum in the result of the equation, the number that is added to the
+# weight, and the names of the operators. Names of arguments and the order of outputs are those of each library's schema.
 Key = int | str
 BUILT_IN: list[tuple[Key, Key | None, float, str]] = [
     ("out", None, 0.0, "_C::rms_norm sgl_kernel::rmsnorm flashinfer::rmsnorm"),

@@ -143,7 +143,7 @@ def recompute(target: Value, known: Mapping[Value, Tensor]) -> Tensor:
 
 
 def _repeat(op: Op, values: Mapping[Value, Tensor]) -> list[Tensor]:
-    """Return the outputs of an operator for other inputs. What it writes in place are copies."""
+    """Return the outputs of an operator for other inputs. An operator in place writes to copies."""
     is_step = op.origin != op.name  # of a fused operator, which rounds once
     writes = "running" in op.traits or getattr(getattr(op.func, "_schema", None), "is_mutable", False)
 

@@ -1,7 +1,7 @@
 """Snapshot of the state that a model keeps between its calls, and its restoration in place.
 
 A call of a model may replace, grow or write what the model keeps: buffers, attributes, caches, counters, generators. The tools of
-this library call models more often than their users do, and later calls may not notice it.
+this library call models more often than their users do, and this must not change the results of later calls.
 
     with preserve_state(model, arguments):
         model(*args, **kwargs)
@@ -174,7 +174,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 # Global variables of the Python modules that define a model's classes. Functions belong to the model: their caches, closures and
-# defaults are restored. Changes of other values are only named: of containers, plain objects, arrays, tensors and generators.
+# defaults are restored. If other variables change (containers, plain objects, arrays, tensors, generators), a warning names them.
 
 
 def find_namespaces(model: nn.Module) -> list[Namespace]:
@@ -230,7 +230,7 @@ class GlobalValues:
 
 
 def _list_values(space: Namespace) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each variable that may hold state. Classes must be defined in this Python module."""
+    """Yield the name and value of each variable that may hold state; of classes, only those that the module defines."""
     for name, value in [*space.items()]:
         is_skipped = value.__module__ != space["__name__"] if isinstance(value, type) else isinstance(value, SKIPPED)
         if not name.startswith("__") and not is_skipped:
@@ -246,7 +246,7 @@ PLACE = Kind(_save_place, refer=lambda tensor: ())
 
 def _find_changes(space: Namespace, before: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     for name, value in _list_values(space):
-        if name not in before:  # conditions of the graphs of torch.compile, and imports
+        if name not in before:  # other types come from graphs of torch.compile and from imports
             if isinstance(value, int | float | str | list | dict | set | Tensor) and not isinstance(value, bool):
                 yield name
             continue

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from addnorm._util.torch_internals import FSDP_FOLDER, MODULE_CALL, FakeTensor, get_default_store
 
-PATIENCE = 30.0  # seconds in which all processes begin
+PATIENCE = 30.0  # seconds for which `meet` waits for other processes
 
 
 def is_wrapper(value: Any) -> bool:
@@ -122,7 +122,10 @@ def has_flat_parameters(model: nn.Module) -> bool:
 
 
 def find_split_parameter(model: nn.Module) -> str:
-    """Return the name of a parameter with which each process computes a part: a DTensor that FSDP does not gather; else ""."""
+    """Return the name of a parameter that stays split over processes in the forward; an empty string if there is none.
+
+    Such a parameter is a DTensor that FSDP does not gather, or not wholly, as in tensor parallelism.
+    """
     gathered = {p for module in find_fsdp_modules(model) for p in module.parameters()}
     for name, p in model.named_parameters():
         if is_sharded(p) and (p not in gathered or p.device_mesh.ndim > 1):  # type: ignore[attr-defined]  # a DTensor's
@@ -131,7 +134,7 @@ def find_split_parameter(model: nn.Module) -> str:
 
 
 def find_ranks(model: nn.Module) -> list[int]:
-    """Return the ranks of the processes that share the parameters of a model, and communicate when it runs; empty for one."""
+    """Return the ranks of the processes that communicate in a model's forward; an empty list for a single process."""
     meshes = [p.device_mesh for p in model.parameters() if is_sharded(p)]  # type: ignore[attr-defined]  # a DTensor's
     ranks = {rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}
     groups = (getattr(module, "process_group", None) for module in find_fsdp_modules(model))  # FSDP1 has one
@@ -141,18 +144,20 @@ def find_ranks(model: nn.Module) -> list[int]:
     return sorted(ranks) if len(ranks) > 1 else []
 
 
-_meetings: list[str] = []  # what the processes did together so far
+_meetings: list[str] = []  # argument `what` of each call of `meet` that returned
 
 
 def meet(ranks: Sequence[int], what: str) -> None:
-    """Wait until other processes are here too, without a collective, which would hang for one that never comes.
+    """Wait until all processes in `ranks` have called this function.
+
+    The wait uses no collective, which would hang if one of the processes never made the call.
 
     Args:
         ranks: the ranks of all processes.
-        what: what the processes do together, for the error.
+        what: the common action of the processes, as text for the error message.
 
     Raises:
-        RuntimeError: a process did not come in `PATIENCE` seconds.
+        RuntimeError: a process did not make the call within `PATIENCE` seconds.
     """
     store, here = get_default_store(), torch.distributed.get_rank()
     names = {rank: f"addnorm/{len(_meetings)}/{rank}" for rank in ranks}
@@ -236,7 +241,7 @@ class InnerOperatorMode(TorchDispatchMode):
 
 
 def has_wrappers(types: Sequence[type]) -> bool:
-    """Return whether an operator's argument is a wrapper. `types` has the tensor subclasses; fake tensors do not count."""
+    """Return whether an operator has a wrapper among its arguments: `types` has a class other than `FakeTensor`."""
     return any(not issubclass(kind, FakeTensor) for kind in types)
 
 

@@ -46,7 +46,7 @@ def find_first(out: Any) -> Tensor | None:
 
 
 def running_statistics(func: Any, args: Any) -> list[Tensor]:
-    """Return the running mean and variance, which a batch norm writes although its schema does not declare it."""
+    """Return the running statistics that a batch norm writes undeclared by its schema; [] for other operators."""
     return [x for x in args[3:5] if isinstance(x, Tensor)] if "running" in find_traits(operator_name(func)) else []
 
 
