@@ -4,5 +4,5 @@
 - `checkpoint`: directories in Hugging Face's format
 - `tiny_model`: transformers model types, built small with random weights
 - `inputs`: texts, random inputs, tensors of a file
-- `hf`: the error of this folder, and transformers without side effects
+- `hf`: the exception `ModelLoadError`, and the use of transformers without side effects
 """

@@ -19,12 +19,12 @@ CODE = {
     "auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
     "experts_implementation", "_experts_implementation", "_experts_implementation_internal",
 }  # fmt: skip
-OPTIONAL = "pooler"  # after the last layer, and not part of the stream; many files have none
-LISTED = 3  # names of weights in a message
+OPTIONAL = "pooler"  # module after the last layer, not part of the stream; many files have no weights for it
+LISTED = 3  # number of weights that a message names
 
 
 def from_directory(folder: Path) -> tuple[nn.Module, str]:
-    """Return the model without a head in eval mode, and the name of the file of its weights.
+    """Return the model of a directory, without a head and in eval mode, and the name of its weights file.
 
     Raises:
         ModelLoadError: the directory holds no such model, or files that do not fit each other.
@@ -91,7 +91,7 @@ def _without_code(settings: Any) -> Any:
 
 
 def _weights(folder: Path) -> tuple[dict[str, Tensor], str]:
-    """Return all tensors, of the first kind of file that the directory has, and that file's name."""
+    """Return the weights of a directory, and the name of their file or index. Safetensors files come first."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         index = f"{name}.index.json"
         if (folder / name).is_file():

@@ -1,4 +1,4 @@
-"""Shared parts: the error of this folder, and transformers without warnings, network and global randomness."""
+"""Exception `ModelLoadError`, and helpers to use transformers without warnings, network and global random state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from addnorm._util.optional import install_command
 
 
 class ModelLoadError(ValueError):
-    """A model, its files or its inputs cannot be used. The message is one sentence: argument, value, expectation, remedy."""
+    """Error for a model, files or inputs that cannot be used.
+
+    The message is one sentence: argument, value, expectation, remedy.
+    """
 
 
 def first_line(error: BaseException) -> str:
@@ -35,7 +38,7 @@ def first_line(error: BaseException) -> str:
 
 
 def require_hf(name: str) -> None:
-    """Check that transformers and safetensors can be imported, for the model of that name.
+    """Check that transformers and safetensors, which the model called `name` needs, can be imported.
 
     Raises:
         ModelLoadError: one of them is not installed.
@@ -90,7 +93,10 @@ def is_config(value: Any) -> bool:
 
 
 def iter_settings(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a configuration, also by the names that all families share, then those of inner configurations."""
+    """Yield the name and value of each setting of a configuration, then those of the configurations in it.
+
+    A setting with a name that all model families share is yielded by this name too.
+    """
     own = vars(config)
     yield from ((name, value) for name, value in own.items() if value is not None and not is_config(value))
     yield from ((name, own[key]) for name, key in (config.attribute_map or {}).items() if own.get(key) is not None)
@@ -100,7 +106,7 @@ def iter_settings(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def read_settings(config: Any) -> dict[str, Any]:
-    """Return the settings of a configuration; the outermost where several have one name."""
+    """Return the settings of a configuration by name. If several have the same name, the outermost one is returned."""
     return dict(reversed([*iter_settings(config)]))
 
 

@@ -23,7 +23,7 @@ from addnorm.stream.dataflow.snapshot import preserve_state
 from addnorm.stream.models.hf import ModelLoadError, first_line, iter_settings, load_tensors, read_settings
 
 BATCH, TOKENS = 2, 16
-MAX_TOKENS = 512  # default limit for texts: the memory of attention grows with the square
+MAX_TOKENS = 512  # default limit for texts: the memory of attention grows with the square of their length
 TOKEN_INPUTS = frozenset(
     {"input_ids", "decoder_input_ids", "bbox"}
 )  # random inputs whose length is the number of tokens
@@ -60,7 +60,10 @@ FURTHER_INPUTS: tuple[tuple[str, ...], ...] = (
 
 @dataclass
 class _InputGenerator:
-    """Random tensors: a method for each name of an input yields the shapes that models accept, the usual one first."""
+    """Generator of random inputs of a transformers model.
+
+    The method with the name of an input yields tensors in the shapes that models accept, the usual shape first.
+    """
 
     model: nn.Module
     seed: int
@@ -76,7 +79,7 @@ class _InputGenerator:
                 self.special.update(k for k in (value if isinstance(value, list) else [value]) if isinstance(k, int))
 
     def first(self, *names: str, otherwise: int) -> int:
-        """Return the first of these settings that is a positive int."""
+        """Return the first of the settings `names` that is a positive int; `otherwise` if none is."""
         values = (self.settings.get(name) for name in names)
         return next((n for n in values if isinstance(n, int) and not isinstance(n, bool) and n > 0), otherwise)
 
@@ -129,8 +132,8 @@ def random_inputs(model: nn.Module, seed: int = 0, tokens: int = TOKENS, batch: 
     """Return the first random inputs with which a transformers model runs.
 
     Raises:
-        ModelLoadError: inputs of that name cannot be generated.
-        Exception: the model's first error if it runs with none of them.
+        ModelLoadError: the model's main input has a name for which no input can be generated.
+        Exception: the model's first error if it runs with none of the generated inputs.
     """
     main = getattr(model, "main_input_name", "input_ids")
     parameters = inspect.signature(model.forward).parameters
@@ -168,7 +171,7 @@ def estimate_bytes(model: nn.Module, tokens: int, batch: int) -> float:
 
 
 def token_limit(model: nn.Module, folder: Path | None = None) -> int | None:
-    """Return the limit of tokens that a transformers model's configuration and its folder's tokenizer state; None without one."""
+    """Return the largest number of tokens that configuration and tokenizer allow; None if neither has a limit."""
     lengths = [read_settings(model.config).get("max_position_embeddings")]
     if folder is not None:
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):  # the file is optional
@@ -193,7 +196,7 @@ def tokenize(model: nn.Module, texts: Sequence[str], folder: Path, tokens: int |
         model: the model.
         texts: the texts.
         folder: directory with the tokenizer.json.
-        tokens: truncate at this number of tokens.
+        tokens: largest number of tokens of a text; None for the model's limit, at most `MAX_TOKENS`.
 
     Raises:
         ModelLoadError: the tokenizer cannot be read or does not fit the model, or a text has no token.

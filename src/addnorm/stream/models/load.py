@@ -98,7 +98,7 @@ def load(
     Args:
         name: `minilm`, a directory, a transformers model type (built small with random weights), or `module.path:factory`.
             A directory with a config.json takes precedence over a model type of the same name.
-        texts: texts to tokenize, for `minilm` and directories with a tokenizer.json; these have default texts.
+        texts: texts to tokenize, for `minilm` and directories with a tokenizer.json; None for default texts.
         inputs: a .safetensors or .pt file of tensors named as the model's keyword arguments.
         seed: seed of random weights and inputs.
         layers: number of layers of a model that is built small.
@@ -136,7 +136,7 @@ def input_error(error: BaseException, loaded: LoadedModel) -> ModelLoadError:
 
 
 def model_types() -> tuple[str, ...]:
-    """Return the transformers model types that have a model without a head; none if transformers is not installed."""
+    """Return the transformers model types with a model without a head; () if transformers is not installed."""
     with contextlib.suppress(ImportError):
         from transformers.models.auto import configuration_auto, modeling_auto
 
@@ -152,14 +152,14 @@ def _check_applicable(name: str, kind: str, options: _Options, applicable: str) 
 
 
 def _describe_unknown(name: str, types: Sequence[str]) -> str:
-    """Return the message for a name that is none of the kinds."""
+    """Return the error message for a name that is no packaged model, directory, model type or factory."""
     if os.path.isfile(name):  # noqa: PTH113 (Path.is_file raises for a name that is too long)
         return f"MODEL is {name!r}, a file, expected its folder, with a config.json; `explore` shows recordings."
     short = name if len(name) <= 100 else f"{name[:99]}…"
     expected = f"MODEL is {short!r}, expected {MODEL_FORMS}"
     near = difflib.get_close_matches(
         name.rpartition("/")[2].lower(), ["minilm", *types], 3, 0.75
-    )  # "model" means no "xmod"
+    )  # a cutoff of 0.75, so that "xmod" is not suggested for "model"
     hint = f"; similar: {', '.join(near)}" if near else ""
     file, is_file, function = name.rpartition(".py:")
     if is_file:
@@ -170,7 +170,7 @@ def _describe_unknown(name: str, types: Sequence[str]) -> str:
 
 
 def _minilm_directory(name: str) -> Path:
-    """Return the directory of the package's files, without importing the package."""
+    """Return the directory of MiniLM's files in the package `PACKAGE`, without importing the package."""
     try:
         spec = importlib.util.find_spec(PACKAGE)
     except (ImportError, ValueError):  # ValueError: a module of that name without a spec
@@ -286,7 +286,7 @@ def _load_factory(name: str, options: _Options) -> LoadedModel:
 
 
 def _place_of(error: BaseException) -> str:
-    """Return the file and line where the user's code fails, the last that is of no installed package, or nothing."""
+    """Return a text with the file and line where the user's code fails, outside of installed packages, or ""."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith("<")]
     return f" in '{own[-1].filename}', line {own[-1].lineno}" if own else ""
@@ -346,7 +346,7 @@ def _split_result(name: str, result: Any) -> tuple[nn.Module, tuple[Any, ...], d
 
 
 def _with_inputs(loaded: LoadedModel, options: _Options, folder: Path | None = None) -> LoadedModel:
-    """Return the model with inputs from the file, from texts or at random."""
+    """Return the loaded model with inputs: from the input file, else from its texts, else random ones."""
     if options.inputs is not None:
         kwargs = read_inputs(options.inputs, loaded.model.forward)
     elif loaded.texts is not None and folder is not None:
@@ -366,7 +366,7 @@ def _with_inputs(loaded: LoadedModel, options: _Options, folder: Path | None = N
 
 
 class _TooLargeError(ModelLoadError):
-    """Inputs whose activations do not fit into memory."""
+    """Error for inputs with which the activations of a model do not fit into memory."""
 
 
 def _to_dtype(model: nn.Module, dtype: str | None) -> nn.Module:

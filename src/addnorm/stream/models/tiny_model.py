@@ -98,7 +98,7 @@ UNCHANGED = {
 
 
 def reduce_config(config: Any, layers: int | None = None, sizes: Mapping[str, int] = SIZES) -> dict[str, Any]:
-    """Return the settings that make a configuration small, with those of the configurations in it.
+    """Return keyword arguments with which `type(config)` builds a small configuration, and small ones inside it.
 
     Settings that the class derives from others are left out: they are derived from the reduced ones.
 
