@@ -1,4 +1,4 @@
-"""The residual program of a captured run, and the parameters from which its coefficients are computed."""
+"""Search of a captured run for its residual program: the streams, the sublayers and their measured matrices."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from addnorm.stream.program.result import Program, ProgramSite
 from addnorm.stream.program.spine import Spine
 
 MIN_SITES = 2
-WIDTHS = 6  # candidates for the width of a stream that are tried
+WIDTHS = 6  # number of candidate widths of a stream that are tried
 
 
 def find_program(flow: Flow, widths: Container[int] | None = None) -> Program | None:
     """Return the residual program with the most sublayers whose equations close; None if there is none.
 
-    The norms of the run must have been found. Its streams have a number of features in `widths`; None for any.
+    `find_norms` must have run on `flow`. The number of features of a stream must be in `widths`; None allows any number.
     """
     carriers, spines = _find_spines(flow)
     programs = (_build_program(spine) for spine in spines if widths is None or spine.carrier.width in widths)
@@ -34,7 +34,10 @@ def find_program(flow: Flow, widths: Container[int] | None = None) -> Program | 
 
 
 def are_parts(streams: Sequence[Sequence[Add]], program: Program) -> bool:
-    """Return whether a stream, given by its adds, begins with a sum of states of earlier ones, which is a step of the program."""
+    """Return whether any of `streams`, each a list of adds, begins with a sum of states of the streams before it.
+
+    Such a sum is a step of the program, so the streams are parts of a model of several streams.
+    """
     carrier = program.spine.carrier
     states = {add.out for adds in streams for add in adds}
     writes: set[Value] = set()
@@ -48,12 +51,12 @@ def are_parts(streams: Sequence[Sequence[Add]], program: Program) -> bool:
 
 
 def count_streams(flow: Flow) -> int:
-    """Return the largest number of streams between sublayers by the structure of a run, whose tensors may be fake."""
+    """Return the largest number of streams at any depth of a run. Only structure is read, so tensors may be fake."""
     return max((size for spine in _find_spines(flow)[1] for size in spine.sizes), default=1)
 
 
 def _find_spines(flow: Flow) -> tuple[list[Carrier], list[Spine]]:
-    """Return the carried values for each width of a stream, and the states found in them, the most sublayers first."""
+    """Return a `Carrier` for each candidate width, and the `Spine`s found in them, the most sublayers first."""
     carriers = [Carrier(flow, width) for width in _list_widths(flow)]
     spines = [spine for carrier in carriers[:WIDTHS] if (spine := find_spine(carrier)) is not None]
     spines = [spine for spine in spines if all(value.tensor.numel() for state in spine.states for value in state)]
@@ -62,7 +65,7 @@ def _find_spines(flow: Flow) -> tuple[list[Carrier], list[Spine]]:
 
 
 def _build_program(spine: Spine) -> Program | None:
-    """Measure the matrices of all sublayers; return None if an equation does not describe its sublayer."""
+    """Return the program of a spine with its measured matrices; None if a sublayer or the last read has no equation."""
     own = [[op for op in write.ops if not op.norms] or write.ops for write in spine.writes]
     paths = [find_common_frame(ops, ops[0].frame).path for ops in own]
     kinds = [classify_sublayer(write.reads[0], ops) for write, ops in zip(spine.writes, own, strict=True)]
@@ -92,7 +95,10 @@ def _build_program(spine: Spine) -> Program | None:
 
 
 def _find_outside(flow: Flow, carriers: Sequence[Carrier], spine: Spine) -> list[Op]:
-    """Return the residual sums that lead to the results and are in no stream, sublayer or coefficient of a program."""
+    """Return the residual sums, such as x + f(x), that lead to the model's results and are outside a program.
+
+    They are in none of the streams, sublayers and coefficients of the program with the spine `spine`.
+    """
     inside = {value.op for value in spine.relevant} | {op for write in spine.writes for op in write.ops}
     inside.update(find_coefficient_ops(spine))
     results = {*walk(flow.list_results(), lambda value: value.inputs)}
@@ -101,9 +107,9 @@ def _find_outside(flow: Flow, carriers: Sequence[Carrier], spine: Spine) -> list
 
 
 def _list_widths(flow: Flow) -> list[int]:
-    """Return the sizes that the last dimension of most activations has, the most frequent first.
+    """Return the candidate widths of a stream: sizes of the last dimension of activations, the most frequent first.
 
-    Sizes that are normalized come first, as streams mostly are.
+    Sizes over which a norm of the run normalizes come before all other sizes, since most streams are normalized.
     """
     counts: dict[int, int] = {}
     normed = {value.norm.x.shape[-1] for op in flow.ops for value in op.outputs if value.norm is not None}
@@ -116,9 +122,10 @@ def _list_widths(flow: Flow) -> list[int]:
 
 
 def _number_layers(paths: Sequence[str], kinds: Sequence[str]) -> list[int]:
-    """Return the layer of each sublayer: from the first number in the modules' paths that changes.
+    """Return the index of each sublayer's layer, from the first number in the modules' paths that changes.
 
-    If there is none, or each sublayer has another, kinds that repeat count, or else two sublayers are a layer.
+    If there is no such number, or all sublayers have different ones, the period in which the kinds repeat is a layer. If the
+    kinds have no period, each different number is a layer, or without numbers each pair of sublayers.
     """
     numbers = [re.findall(r"(?:^|\.)(\d+)(?=\.|$)", path) for path in paths]
     for depth in range(min(map(len, numbers), default=0)):

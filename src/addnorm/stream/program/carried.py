@@ -21,8 +21,8 @@ from addnorm.stream.dataflow.arithmetic import is_ancestor
 from addnorm.stream.dataflow.graph import DATA, Flow, Op, Value
 from addnorm.stream.layout.dimensions import MATRIX_PRODUCTS, Dim, Dims, Part, Roots, reshape_dims, split_views
 
-FEATURES = 0  # the root of the features: a root is an axis of which a dimension is a part
-# Operators that carry their first operands, and how many.
+FEATURES = 0  # the root of the features; a root is the number of an axis, of which dimensions are parts
+# Operators that carry their first operands, each with the number of these operands.
 AFFINE = {
     "add": 2,
     "sub": 2,
@@ -54,8 +54,8 @@ class Carrier:
     Attributes:
         known: the carried values; the sources are among them.
         sources: the sources in the order of the run; source k is bit k.
-        used: by the operator, the carried inputs from which it carries.
-        roots: the axes of which dimensions are parts.
+        used: for each operator, the inputs that it carries.
+        roots: the numbered axes, of which the dimensions of carried values are parts.
     """
 
     def __init__(self, flow: Flow, width: int) -> None:
@@ -73,7 +73,7 @@ class Carrier:
             self._add(op)
 
     def is_stream(self, dim: Dim) -> bool:
-        """Return whether a dimension is one of streams, or has one place."""
+        """Return whether a dimension is an axis of streams, or has size 1."""
         return all(part.root in self._streams or part.size == 1 for part in dim)
 
     def order(self, value: Value, like: Iterable[Value] = ()) -> tuple[list[int], list[int], int]:
@@ -194,9 +194,10 @@ class Carrier:
         return new
 
     def _merge(self, op: Op, used: Iterable[Value]) -> Dims | None:
-        """Return the dimensions of an elementwise result; a dimension of streams in one operand is one in the result.
+        """Return the dimensions of the result of an elementwise operator; None if features meet another axis.
 
-        Tokens are those of the operand that is older: of the stream, not of a write.
+        An axis of streams in one operand is one in the result. An axis of tokens is that of the older operand, which is the
+        stream, not the write that is added to it.
         """
         shape = op.outputs[0].shape
         dims: list[Dim] = [()] * len(shape)
@@ -217,7 +218,10 @@ class Carrier:
         return tuple(dims)
 
     def _choose_factor(self, op: Op, used: Sequence[Value]) -> Value | None:
-        """Return the operand that a product carries: that from which the other, a gate, was computed, or that with features."""
+        """Return the operand that a product or quotient carries, or None.
+
+        Of two candidates it is the one from which the other one, a gate, is computed, or else the only one with features.
+        """
         operands = [argument for argument in op.args[:2] if isinstance(argument, Value)]
         if len(operands) == 2 and operands[0] is operands[1]:
             return None
@@ -229,10 +233,10 @@ class Carrier:
         if is_ancestor(first, second) or is_ancestor(second, first):
             return first if is_ancestor(first, second) else second
         ends = [value for value in used if any(part.root == FEATURES for part in self.known[value].dims[-1])]
-        return ends[0] if len(ends) == 1 else None  # the other one has as many streams as there are features
+        return ends[0] if len(ends) == 1 else None  # the other operand's last dimension has streams
 
     def _cut(self, op: Op, dims: Dims) -> list[Dims]:
-        """Return the dimensions of the parts of a value; an empty list if features are separated."""
+        """Return the dimensions of each output of a slice, index or split; an empty list if it separates features."""
         rank = len(dims)
         if op.name in ("repeat", "repeat_interleave"):
             return self._repeat(op, dims)
@@ -268,7 +272,7 @@ class Carrier:
         return results
 
     def _keeps_features(self, op: Op, dim: Dim, size: int) -> bool:
-        """Return whether a cut of streams that lie one after the other keeps whole streams."""
+        """Return whether a cut of a dimension `n * d`, with n streams one after the other, keeps whole streams."""
         start = op.get("start", 0) or 0
         is_flat = dim[-1] == Part(FEATURES, 1, self.width) and self.is_stream(dim[:-1])
         return is_flat and size % self.width == 0 and start % self.width == 0
@@ -287,7 +291,7 @@ class Carrier:
         return [tuple(results)]
 
     def _join(self, op: Op, parts: Sequence[Value]) -> Dims | None:
-        """Return the dimensions of values that are joined along an axis of streams or of tokens."""
+        """Return the dimensions of a `stack` or `cat` along an axis of streams or of tokens; None for other joins."""
         if any(value.kind & DATA and value not in self.known for value in parts):
             return None
         each = [self.known[value].dims for value in parts if value in self.known]
@@ -305,7 +309,7 @@ class Carrier:
         return (*first[:k], new, *first[k + 1 :])
 
     def _reduce(self, op: Op, dims: Dims) -> Dims | None:
-        """Return the dimensions of a sum over streams."""
+        """Return the dimensions of a sum or mean over streams; None for one over other dimensions."""
         axes = op.get("dim")
         if not axes or op.get("dim") is None:
             return None
@@ -316,7 +320,7 @@ class Carrier:
         return tuple(() if k in chosen else dim for k, dim in enumerate(dims) if keeps or k not in chosen)
 
     def _multiply(self, op: Op, used: Sequence[Value]) -> Dims | None:
-        """Return the dimensions of a matrix product over streams, one of whose factors is carried."""
+        """Return the dimensions of a matrix product over an axis of streams; None for a product over another axis."""
         dims, at = self.known[used[0]].dims, op.args.index(used[0])
         if op.name == "mv":
             return dims[:-1] if at == 0 and self.is_stream(dims[-1]) else None
@@ -328,7 +332,10 @@ class Carrier:
         return (*dims[:-2], dims[other], new) if at == 0 else (*dims[:-2], new, dims[other])
 
     def _attend(self, op: Op, values: Value) -> tuple[list[Value], Dims | None]:
-        """Return the values and the dimensions of the result if an attention chooses among streams, not among tokens."""
+        """Return the carried values of an attention over streams, and the dimensions of its result.
+
+        For an attention over tokens, or with a mask, return an empty list and None.
+        """
         dims = self.known[values].dims if values in self.known else ()
         is_among_streams = len(dims) > 2 and bool(dims[-2]) and self.is_stream(dims[-2])
         if not is_among_streams or dims[-1] != (Part(FEATURES, 1, self.width),) or find_weights(op) is None:
@@ -338,7 +345,7 @@ class Carrier:
 
 
 def find_weights(op: Op) -> Tensor | None:
-    """Return the weights with which an attention without mask averages its values, in float64; None with a mask."""
+    """Return the attention weights of an attention operator without a mask, in float64; None for one with a mask."""
     if op.get("is_causal", False) or op.get("attn_mask", op.get("attn_bias")) is not None:
         return None
     query, key = (value.exact for value in op.args[:2])
@@ -347,6 +354,6 @@ def find_weights(op: Op) -> Tensor | None:
 
 
 def _changes_nothing(op: Op, value: Value) -> bool:
-    """Return whether a guard, such as a clamp, returned all numbers unchanged, or has no numbers."""
+    """Return whether a guard, such as a clamp, changed no number; of fake tensors only shapes are compared."""
     out = op.outputs[0]
     return out.shape == value.shape and (isinstance(out.tensor, FakeTensor) or torch.equal(out.tensor, value.tensor))

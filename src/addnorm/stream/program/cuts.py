@@ -24,7 +24,7 @@ from addnorm.stream.program.spine import (
 )
 
 _Node = tuple[Value, int]
-# The uses of a value: the index of the operator, and its carried output; None if it computes coefficients.
+# The uses of a value: the index of the operator, and its carried output, or None if it computes coefficients.
 _Uses = dict[Value, list[tuple[int, Value | None]]]
 
 
@@ -47,7 +47,7 @@ def find_spine(carrier: Carrier) -> Spine | None:
         write.value = follow_tokens(carrier, write.value)
         carrier.sources_set.add(write.value)
     before: set[Value] = set()
-    for write in spine.writes:  # an earlier read again, as of shared keys and values, is not a read of the state
+    for write in spine.writes:  # what an earlier sublayer read, as shared keys and values, is no read of the state
         write.reads = [value for value in write.reads if value not in before] or write.reads
         write.ops = filter_ops(carrier, write.ops, write.reads)
         before.update(write.reads)
@@ -59,7 +59,7 @@ def find_spine(carrier: Carrier) -> Spine | None:
 
 
 def _find_whole(carrier: Carrier, end: Value) -> Value:
-    """Return the value before the last one was cut to some of its tokens, such as to the class token."""
+    """Return `end`; or if the model cut it to some of its tokens, as to the class token, the value before this cut."""
     value = end
     while value.norm is None and value.op is not None and (is_move(value.op) or value.op.name in ("mul", "div")):
         inputs = list_carried_inputs(carrier, value)
@@ -98,9 +98,9 @@ def _find_states(spine: Spine) -> None:
 
 
 def _list_uses(spine: Spine) -> _Uses:
-    """Return the operators that use each relevant value: each one's index, with its carried output if it has a relevant one.
+    """Return the uses of each relevant value, as pairs of the index and the output of the operator that uses it.
 
-    An operator that computes coefficients from the value has None in place of the output.
+    The output is a relevant value that carries the used one. If the operator computes coefficients, None is in its place.
     """
     uses: _Uses = {}
     inside: set[Op] = {op for write in spine.writes for op in write.ops}
@@ -146,7 +146,8 @@ def _find_live(
 ) -> set[Value]:
     """Return the values that a state before operator `now` must determine.
 
-    These are values that later operators use, and those with `last`, the last write, from which coefficients are computed.
+    These are the values that operators from `now` on use, and the values that contain the last write, `last`, and from which
+    coefficients are computed after it. With `only_coefficients` they are only the latter.
     """
     carrier = spine.carrier
     since, own = (last.index, carrier.known[last].sources) if last is not None else (-1, -1)
@@ -164,10 +165,10 @@ def _find_live(
 
 
 def _cut(carrier: Carrier, sources: Sequence[Value], targets: Set[Value], last: Value | None = None) -> list[Value]:
-    """Return the values with the fewest streams that lie on all paths from sources to targets.
+    """Return the minimum cut: the values with the fewest streams in all that lie on all paths from sources to targets.
 
-    Of several such cuts it is one with the fewest values, and of these the one nearest to the sources. `last`, the last write,
-    is in the state only if it must be: a state has the sums with it.
+    Of several such cuts it is one with the fewest values, and of these the one nearest to the sources. The last write, `last`,
+    is in the cut only if every cut contains it: a state usually has the sum to which the write is added.
     """
     start = {*sources}
     region = _find_region(carrier, start, targets)
@@ -224,10 +225,10 @@ def _find_region(carrier: Carrier, start: Set[Value], targets: Iterable[Value]) 
 def _find_sums(
     carrier: Carrier, state: Sequence[Value], last: Value, targets: Iterable[Value], live: Set[Value]
 ) -> list[Value]:
-    """Return the state after a write, `last`: the sums with it from which `targets` are computed, and what is read beside them.
+    """Return the state after the write `last`: the sums that contain it, and the earlier values that `targets` need.
 
-    If coefficients are computed from the write alone, in `live`, it is a stream of its own. Streams that are joined with the
-    write before a product mixes them, as in `[A b] @ [X; w]`, are the state after this product.
+    If `live` has a value of the write alone, coefficients are computed from it, and it is one more stream. If the streams and the
+    write are concatenated before a product mixes them, as in `[A b] @ [X; w]`, the state is the result of this product.
     """
     region = _find_region(carrier, {*state, last}, targets)
     own = {value for value in region if carrier.known[value].sources == carrier.known[last].sources}
@@ -248,7 +249,10 @@ def _find_sums(
 
 
 def _follow_join(carrier: Carrier, region: Mapping[Value, list[Value]], joined: Value, n: int) -> list[Value]:
-    """Return the first values of `n` streams together that are computed from a value of more streams; this value if none are."""
+    """Return the first values with `n` streams in all that are computed from `joined`, which has more streams.
+
+    If there are no such values, or `joined` has no more than `n` streams, return `joined` alone.
+    """
     last_use: dict[Value, int] = {}
     for out, inputs in region.items():
         for value in inputs:
@@ -262,10 +266,11 @@ def _follow_join(carrier: Carrier, region: Mapping[Value, list[Value]], joined: 
 
 
 def _move_forward(spine: Spine, uses: _Uses, value: Value, through_norms: bool, now: int, targets: Set[Value]) -> Value:
-    """Return the last value that follows from `value` by views, biases and norms alone, each of which nothing else reads.
+    """Return the last value computed from `value` by views and added biases, or with `through_norms` by norms, alone.
 
-    Its tokens are in the order of the state before. Before the first state factors are followed too: they are the embedding's.
-    But a product of several streams that makes more of them, such as the read and the mixed streams in one, is a sublayer's.
+    Each step is the only use of its input, which is no target, and runs before operator `now`. The result has its tokens in the
+    order of the state before. Before the first state factors are followed too, since they belong to the embedding. But a product
+    that makes more streams of several, such as the read and the mixed streams at once, belongs to a sublayer.
     """
     found = value
     while True:

@@ -24,7 +24,7 @@ from addnorm.stream.program.spine import list_carried_inputs
 from addnorm.stream.shares import BIASES, Components, source_shares, sum_components
 
 START = "x_0"  # the component of the embeddings
-JOINED = "joined tokens"  # that of learned tokens that join the streams after the first write
+JOINED = "joined tokens"  # the component of learned tokens that join the streams after the first write
 
 
 class ProgramDecomposition(Decomposition):
@@ -53,8 +53,8 @@ class ProgramDecomposition(Decomposition):
     def read(self, k: int) -> Components:
         """Return the component of each source in what sublayer k reads, before its norm, `(*, d)` in float64.
 
-        The sum is C X: what reaches the sublayer from each earlier one, which is kappa_kj w_j for one number a token. If the
-        sublayer has several reads, they are streams, `(*, n, d)`.
+        The components sum to C X. If the coefficients are one number per token, the component of sublayer j is its write w_j
+        times such a number, kappa_kj. Several reads of a sublayer are streams, `(*, n, d)`.
 
         Raises:
             IndexError: there is no such sublayer.
@@ -64,7 +64,7 @@ class ProgramDecomposition(Decomposition):
         return self._join_all(targets, next(self._propagate([targets])), is_read=True)
 
     def lens(self, head: Any = None, *, norm: Any = None) -> list[Tensor]:
-        """Raise a ValueError: earlier depths have no weights with which the streams are read at the end."""
+        """Raise a ValueError: the weights of the last read are for the end, not for streams at earlier depths."""
         raise ValueError(
             "lens takes a model of one stream, expected another tool: the last read's weights are those of the streams at the "
             "end, and no earlier depth has any. state(depth) has the streams, for a read of your own."
@@ -88,13 +88,13 @@ class ProgramDecomposition(Decomposition):
         return {name: self._join(target, is_read, [own.get(name, zero) for own, zero in pairs]) for name in names}
 
     def _join(self, target: Sequence[Value], is_read: bool, tensors: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the streams of a target in one tensor, with the dimensions of its tokens."""
+        """Return the streams of a target as one tensor `(*, n, d)`; the only stream of a read as `(*, d)`."""
         whole = join_streams(self.program.carrier, target, tensors)
         whole = whole.reshape(*self._list_sizes(target[0]), *whole.shape[1:])
         return whole.squeeze(-2) if is_read and whole.shape[-2] == 1 else whole
 
     def _measure_shares(self, depth: int, parts: Components) -> dict[str, Tensor]:
-        """Return the shares of a token in all of its streams."""
+        """Return the share of each source in each token, with all streams of the token taken as one vector."""
         tokens = len(self._list_sizes(self._targets[depth][0]))
         flat = {name: part.flatten(tokens) for name, part in parts.items()}
         return source_shares(flat, sum_components(flat))
@@ -125,7 +125,7 @@ def propagate_components(
 
     Args:
         carrier: the carried values.
-        sources: the values in which components begin, with the names of these.
+        sources: the values in which components begin, each with the name of its component.
         targets: lists of carried values, in the order of the run.
     """
 
@@ -152,15 +152,15 @@ def propagate_components(
 
 
 def _compute(carrier: Carrier, value: Value, known: dict[Value, Components], joined: str) -> Components:
-    """Return the components of a carried value from those of the values of which it is a function in one step.
+    """Return the components of a carried value, computed from the components of the inputs that its operator carries.
 
-    `joined` is the name of the component of tokens that join it, such as learned ones.
+    `joined` is the name of the component of constant tokens that a `cat` or `stack` adds, such as a learned class token.
     """
     op = value.op
     assert op is not None
     carried = list_carried_inputs(carrier, value)
     zeros = {v: v.tensor.new_zeros(v.shape, dtype=torch.float64) for v in carried}
-    is_join = op.name in ("cat", "stack")  # with a learned token, as a class token is
+    is_join = op.name in ("cat", "stack")  # perhaps with a learned token, such as a class token
     constant = replay(value, carried, zeros) if is_join or op.name in AFFINE else None
     parts: Components = {}
     for name in dict.fromkeys(name for v in carried for name in known[v]):

@@ -32,13 +32,16 @@ TERMS = {
 }  # fmt: skip
 FORMULA = "the formula's"
 RULE = "the rule of the stream"
-MOST_ORDERS = 24  # of streams that are tried
-NOISE = 5e-6  # a matrix with a smaller difference is not told from its transpose
+MOST_ORDERS = 24  # number of orders of the streams that are tried
+NOISE = 5e-6  # a matrix with a smaller error is never said to be transposed
 PLACES = {"norm_in": "before the sublayer", "norm_branch": "on the sublayer's output", "norm_out": "after the add"}
 
 
 class Difference(NamedTuple):
-    """A term of one sublayer, norm or stream, and its name; empty for the whole model."""
+    """Difference in one term: what was found, what is expected, and the place where.
+
+    The place is the id of a sublayer, the path of a norm or the name of a stream; it is empty for the whole model.
+    """
 
     term: str
     found: str
@@ -48,7 +51,11 @@ class Difference(NamedTuple):
 
 @dataclass
 class _Fit:
-    """One assignment of parameters, with how each matrix differs: "" if it does not, None if it equals no mutant."""
+    """Comparison of the measured matrices with those of one assignment of parameters.
+
+    `labels` says how each matrix differs: "" if it agrees, None if it differs and equals no mutant. `variant` says what is wrong
+    in this variant of the formula; it is None for the formula itself.
+    """
 
     variant: tuple[str, str] | None
     labels: dict[str, str | None]
@@ -56,7 +63,7 @@ class _Fit:
 
     @property
     def is_different(self) -> bool:
-        """Whether a matrix, or all of them, differ."""
+        """Whether a matrix differs, or all of them are those of a wrong variant of the formula."""
         return self.variant is not None or any(label != "" for label in self.labels.values())
 
     @property
@@ -84,7 +91,10 @@ def compare_program(program: Program, wiring: Wiring) -> list[Difference]:
 
 
 def compare_norms(norms: Iterable[tuple[str, Norm]], eps: float | None, kind: str | None) -> Iterator[Difference]:
-    """Yield the norms with another eps or kind; None accepts any. Each norm has a place, for a norm of the model itself."""
+    """Yield a difference for each norm whose eps or kind is not the expected one; None accepts any.
+
+    `norms` has pairs of a place and a norm. The place is reported for a norm without a path: one that the model itself computes.
+    """
     for place, norm in norms:
         if eps is not None and not factors_match(eps, norm.eps or 0.0):
             found = "missing" if norm.eps is None else format_number(norm.eps, trim=True)
@@ -94,7 +104,7 @@ def compare_norms(norms: Iterable[tuple[str, Norm]], eps: float | None, kind: st
 
 
 def compare_dtypes(term: str, found: torch.dtype, expected: torch.dtype | None, place: str) -> Iterator[Difference]:
-    """Yield the difference of a dtype from another one; None accepts any."""
+    """Yield a difference if the dtype `found` is not the expected one; None accepts any."""
     if expected not in (None, found):
         yield Difference(term, str(found).removeprefix("torch."), str(expected).removeprefix("torch."), place)
 
@@ -102,7 +112,7 @@ def compare_dtypes(term: str, found: torch.dtype, expected: torch.dtype | None, 
 def compare_program_norms(
     program: Program, eps: float | None, kind: str | None, dtype: torch.dtype | None
 ) -> Iterator[Difference]:
-    """Yield the norms with another eps or kind, and the states of another dtype; None accepts any."""
+    """Yield differences for norms with another eps or kind, and for states of another dtype; None accepts any."""
     norms = [(site.id, norm) for site in program.sites for norm in site.list_norms()]
     final = [("", program.final_norm)] if program.final_norm is not None else []
     yield from compare_norms(dict.fromkeys([*norms, *final]), eps, kind)
@@ -112,7 +122,10 @@ def compare_program_norms(
 
 
 def _compare_options(program: Program, wiring: Wiring, error: float) -> Iterator[Difference]:
-    """Yield the options of the wiring with which the program agrees better than with those that are expected."""
+    """Yield a difference for each option of the wiring whose fitted value is not the expected one.
+
+    Nothing is yielded unless the program agrees with the fitted options, and much better than with the expected ones.
+    """
     make = CONSTRUCTORS.get(wiring.name)
     if make is None or error == 0.0:
         return
@@ -159,7 +172,7 @@ def _compare_sites(program: Program, wiring: Wiring, tolerance: float) -> Iterat
 
 
 def _describe_weight(site: ProgramSite) -> str:
-    """Return what a weight is that is not learned as the wiring's is."""
+    """Return in words what the model has in place of a weight that is one learned number in the wiring."""
     if "learned" not in (site.mix.source, site.collapse.source):
         return "a constant"
     return "another one in the stream than in the read, or one for each feature"
@@ -186,7 +199,7 @@ def _guess_order(site: ProgramSite, expected: Expected, relation: Tensor) -> Ten
 
 
 def _build_constants(stage: Stage) -> Expected:
-    """Return the constant matrices of a stage, with NaN for what a module computes."""
+    """Return the constant matrices of a stage. If a module computes coefficients, all entries are NaN."""
     n, m = stage.n, stage.n_out
     unknown = Expected(
         *(torch.full((1, *shape, 1), torch.nan, dtype=torch.float64) for shape in ((1, n), (m, n), (m, 1)))
@@ -213,9 +226,9 @@ def _compare_places(site: ProgramSite, stage: Stage) -> Iterator[Difference]:
 def _fit(
     program: Program, k: int, stage: Stage, place: Place, relation: Tensor, tolerance: float, order: Tensor
 ) -> _Fit:
-    """Return the assignment of parameters with which most matrices agree, or equal a mutant.
+    """Return the comparison for the assignment of parameters with which most matrices agree, or else equal a mutant.
 
-    `order` is the relation after the sublayer; streams that the model does not keep are not compared.
+    `order` is the relation (`naming.relate`) after the sublayer; streams that the model does not keep are not compared.
     """
     kept = ~order.isnan().any(1)
     rows = order[kept].argmax(1) if bool(kept.any()) else slice(None)  # of more streams than the wiring's, all differ
@@ -280,7 +293,10 @@ def _list_expected(
 def _label(
     name: str, expected: Tensor, found: Tensor, tolerance: float, mirror: Tensor | None
 ) -> tuple[str | None, float]:
-    """Return how a matrix differs from the expected one, and by how much: "" if it does not, None if it equals no mutant."""
+    """Return how a matrix differs from the expected one, in words, and by how much.
+
+    The words are "" if the matrix agrees, and None if it differs and equals no mutant.
+    """
     error = naming.distance(expected, found)
     mutants: dict[str, Tensor] = {}
     if name == "mix" and expected.shape[1] == expected.shape[2] > 1:
@@ -311,7 +327,7 @@ def _label(
 
 
 def _is_transposed(program: Program, wiring: Wiring, tolerance: float) -> bool:
-    """Return whether A agrees better with the transpose of what the wiring says, though the difference is small."""
+    """Return whether an A is within tolerance but agrees much better with the transpose of the wiring's A."""
     stage = wiring.stage(0, 0, program.num_layers)
     if stage.coefficients is None or not issubclass(stage.coefficients.kind, ManifoldConnection):
         return False

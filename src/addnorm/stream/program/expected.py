@@ -27,7 +27,7 @@ class _Part:
     Attributes:
         name: the name of the parameter, and the index of the columns.
         tensor: the columns. Those after the first are transposed, as A is where C is joined with it.
-        role: the matrix that the columns are where C is joined with A.
+        role: "collapse" or "mix": the matrix in these columns if the parameter joins C and A.
     """
 
     name: str
@@ -43,7 +43,7 @@ class _Part:
 _Leaf = Value | _Part
 _Candidate = tuple[
     tuple[_Leaf, ...], Tensor
-]  # parameters of the model, and what they are as one of the wiring's module
+]  # parameters of the model, and the tensor that they make for a parameter of the wiring's module
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Expected:
 
 
 def build_expected(stage: Stage | Head, computed: Any) -> Expected:
-    """Return the matrices of a stage with the coefficients that its module computed."""
+    """Return the matrices of a stage: those that its module computed (`computed`), and its constants for the others."""
     n_out = getattr(stage, "n_out", stage.n)
 
     def choose(name: str, constant: Any) -> Any:
@@ -118,7 +118,7 @@ def list_modules(
 ) -> Iterator[tuple[Any, Mapping[str, str]]]:
     """Yield the wiring's module of coefficients with the model's parameters, in each assignment that fits by shape.
 
-    The second item has the names of the model's parameters by those of the module.
+    The second item maps the names of the module's parameters to those of the model's.
     """
     try:
         with torch.random.fork_rng(devices=[]):  # the caller's generator keeps its state
@@ -142,7 +142,10 @@ def list_modules(
 
 
 def _split(leaf: Value, n: int) -> list[_Part]:
-    """Return the columns of a parameter that may join C, one column, with A, n columns; an empty list for other sizes."""
+    """Split a matrix of n + 1 columns into its first or last column and the n others; return no parts for other sizes.
+
+    Such a parameter may join A, which has n columns, with C or B, which have one. A matrix of n + 1 rows is transposed first.
+    """
     tensor = leaf.tensor.detach()
     if tensor.dim() != 2 or n + 1 not in tensor.shape:
         return []
@@ -171,7 +174,7 @@ def _list_assignments(candidates: Sequence[Sequence[_Candidate]]) -> Iterator[tu
 
 
 def _list_tensors(shape: Sequence[int], leaves: Sequence[_Leaf], ops: Sequence[Op]) -> list[_Candidate]:
-    """Return the model's parameters that may be one of this shape: as they are, transposed, plus one, or several in a row."""
+    """Return candidates for a parameter of this shape: the model's as they are, transposed, plus 1 or concatenated."""
     found: list[_Candidate] = []
     size = torch.Size(shape).numel()
     squeezed = [n for n in shape if n > 1]
@@ -202,7 +205,7 @@ def _adds_one(op: Op, leaf: _Leaf) -> bool:
 
 
 def _to_rows(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """Return a parameter as rows of a matrix of this shape, or None."""
+    """Return a parameter as rows of a matrix of this shape; None if its sizes do not fit."""
     if len(shape) == 1:
         return tensor.flatten()
     if tensor.shape[-1:] == shape[-1:]:

@@ -1,4 +1,4 @@
-"""The matrices of a residual program, measured: what each state and read is of the state before it and of the write.
+"""Measured matrices of a residual program: how each state and read depends on the state before it and on the write.
 
     target = N(M_1 X_1 + M_2 X_2 + ... + bias)
 
@@ -28,8 +28,8 @@ from addnorm.stream.program.spine import list_carried_inputs
 BETWEEN = "a norm of a sum lies between two states"
 EARLIER = "a value from before the state is read again"
 TOKENS = "tokens are cut or joined between two states"
-MAX_ENTRIES = 64  # of a matrix in JSON
-EQUAL = 1e-6  # coefficients that differ by less are those of one number
+MAX_ENTRIES = 64  # in JSON a matrix with more entries has only its sizes
+EQUAL = 1e-6  # coefficients of the features that differ by less are stored as one number
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class Map:
         target: the value.
         norm: the norm of the sum, or None.
         after: the views and factors after this norm.
-        columns: the operands.
+        columns: the terms of the sum.
         bias: `(tokens, n_out, d)`, the terms of the sum that depend on no source; None if they are zero.
         error: relative error of the equation, computed in float64 with the values of the run.
         reason: why the equation does not describe the value; empty if it does.
@@ -116,7 +116,8 @@ def _from_streams(carrier: Carrier, value: Value, streams: Tensor, like: Iterabl
 def measure_map(carrier: Carrier, target: Value, sources: Sequence[Value], freeze: bool = False) -> Map:
     """Measure the matrices by which `target` is computed from `sources`.
 
-    With `freeze`, a norm of a source is a factor, with the run's statistics; otherwise the matrix multiplies its output.
+    With `freeze`, a norm of a source is part of the matrix, as a factor with the run's statistics. Otherwise the matrix
+    multiplies the norm's output.
     """
     norm, after = _peel(carrier, target, sources)
     total = norm.x if norm is not None else target
@@ -139,7 +140,7 @@ def measure_map(carrier: Carrier, target: Value, sources: Sequence[Value], freez
 
 
 def apply_map(carrier: Carrier, part: Map, streams: Mapping[Value, Tensor]) -> Tensor | None:
-    """Return the target for any values `(tokens, n, d)` of the sources; None if it has other tokens than the sources.
+    """Return the target for the values `streams` of the sources, `(tokens, n, d)`; None if its tokens differ.
 
     Norms are computed by their formulas.
     """
@@ -158,7 +159,7 @@ def apply_map(carrier: Carrier, part: Map, streams: Mapping[Value, Tensor]) -> T
 
 
 def _normalize(carrier: Carrier, column: Column, streams: Tensor) -> Tensor:
-    """Return the norm through which a source is read, for other streams of the source."""
+    """Return the output of the norm of a column's source, for the values `streams` of this source."""
     assert column.norm is not None
     x = column.norm.x
 
@@ -171,7 +172,7 @@ def _normalize(carrier: Carrier, column: Column, streams: Tensor) -> Tensor:
 
 
 def _finish(carrier: Carrier, part: Map, total: Tensor) -> Tensor:
-    """Return the target from the sum: its norm, and the operators after it."""
+    """Return the target from the value of its sum, `total`: apply the norm, and the operators after the norm."""
     if part.norm is None:
         return total
     y = part.norm(total)
@@ -183,7 +184,7 @@ def _finish(carrier: Carrier, part: Map, total: Tensor) -> Tensor:
 
 
 def _peel(carrier: Carrier, target: Value, sources: Sequence[Value]) -> tuple[Norm | None, list[Op]]:
-    """Return the norm from whose output `target` is made by views and factors alone, and these operators; None without one."""
+    """Return the norm whose output `target` is up to views and factors, and these operators; else None and []."""
     after: list[Op] = []
     value = target
     while value not in sources and value.op is not None:
@@ -202,7 +203,10 @@ def _peel(carrier: Carrier, target: Value, sources: Sequence[Value]) -> tuple[No
 def _find_operands(
     carrier: Carrier, total: Value, sources: Sequence[Value], freeze: bool
 ) -> tuple[dict[Value, tuple[Value, Norm | None]], dict[Value, None], str]:
-    """Return the operands of a sum, each with its source and the norm of it, the values between, and why this fails."""
+    """Return the operands of a sum, the values between them and the sum, and why the search fails, or an empty string.
+
+    Each operand is mapped to its source and to the norm of this source that makes it, or None.
+    """
     operands: dict[Value, tuple[Value, Norm | None]] = {}
     reason = ""
 
@@ -257,7 +261,10 @@ def _evaluate(carrier: Carrier, total: Value, inputs: Mapping[Value, Tensor], re
 
 
 def replay(value: Value, carried: Sequence[Value], known: Mapping[Value, Tensor]) -> Tensor:
-    """Return a carried value for other values of its operands, in float64; a norm without its bias."""
+    """Return a carried value computed again in float64, with `known` as the contents of its carried inputs.
+
+    A norm has the denominators of the run, and its bias is left out.
+    """
     op = value.op
     assert op is not None
     if value.norm is not None:
@@ -308,7 +315,7 @@ def _measure_column(
 
 
 def _is_softmax_of_one(value: Value) -> bool:
-    """Return whether a coefficient is a softmax over a single place, such as over the first state alone: always 1."""
+    """Return whether a coefficient is a softmax over one entry, as over the first state alone, and so always 1."""
     op = strip_views(value).op
     return op is not None and "softmax" in op.traits and op.outputs[0].shape[op.get("dim")] == 1
 
@@ -346,7 +353,7 @@ class Matrix:
 def assemble(carrier: Carrier, maps: Sequence[Map], sources: Sequence[Value], normed: bool = False) -> Matrix:
     """Return the matrices of several maps as one: its rows are their targets, its columns the streams of `sources`.
 
-    With `normed` the columns are the norms of the sources.
+    The matrix multiplies the sources, or with `normed` the norms of the sources.
     """
     columns: list[Column] = []
     rows: list[Tensor] = []
@@ -378,6 +385,6 @@ def shrink(matrix: Tensor) -> Tensor:
 
 
 def join_blocks(blocks: Sequence[Tensor], dim: int) -> Tensor:
-    """Join matrices with expanded tokens and features."""
+    """Concatenate matrices along `dim`. Dimensions of tokens and features of size 1 are expanded."""
     tokens, features = (max(block.shape[k] for block in blocks) for k in (0, -1))
     return torch.cat([block.expand(tokens, *block.shape[1:-1], features) for block in blocks], dim)

@@ -27,7 +27,7 @@ from addnorm.wirings.stage import Head, Stage
 
 CLOSE = 1e-4  # largest difference of coefficients that were computed in another order, relative to the largest
 CLOSE_FLOAT64 = 1e-6  # the same in float64, where some models compute their coefficients in float32
-EXACT = 1e-6  # the same of constants
+EXACT = 1e-6  # the same of constant coefficients
 FIRST = 3  # sublayers with which numbers are fitted
 _Constants = tuple[list[int], list[float], list[int]]  # sizes of matrices, numbers, how often Sinkhorn divides
 _Source = tuple[bool, int, bool]  # whether a module computes a matrix, number of tokens, whether entries are vectors
@@ -43,7 +43,7 @@ class Match:
     Attributes:
         wiring: the wiring.
         error: the largest difference of a coefficient; infinite if a matrix has another shape or a norm another place.
-        errors: the same of each sublayer.
+        errors: the largest difference of a coefficient of each sublayer.
         parameters: the names of the model's parameters by the names of the wiring's module, for each stage and the head.
     """
 
@@ -61,7 +61,7 @@ def get_close(program: Program) -> float:
 def identify(program: Program) -> None:
     """Set the wiring of a program, with its options, and each site's parameters and deviation, if the catalog has its wiring.
 
-    Wirings of rows are left out: what rows do not describe is not one of them.
+    Wirings that rows describe are left out: a program describes what rows do not.
     """
     best: Match | None = None
     constants = find_constants(program)
@@ -78,7 +78,7 @@ def identify(program: Program) -> None:
 
 
 def search(program: Program, make: Any, constants: _Constants) -> Iterator[Match]:
-    """Yield the matches of a constructor: for each choice of discrete options the best numbers, found at the first sublayers."""
+    """Yield a constructor's matches for each choice of discrete options, with numbers fitted at the first sublayers."""
     discrete, numbers = _list_options(program, make, constants)
     defaults = {name: parameter.default for name, parameter in inspect.signature(make).parameters.items()}
     for choice in itertools.product(*discrete.values()):
@@ -91,7 +91,7 @@ def search(program: Program, make: Any, constants: _Constants) -> Iterator[Match
             pairs = itertools.islice(itertools.product(*numbers.values()), MOST_NUMBERS)
             steps.insert(0, [dict(zip(numbers, pair, strict=True)) for pair in pairs])
         for changes in steps:
-            is_epsilon = all(abs(defaults[name]) < LARGE for name in changes[0])  # it cannot be all that is wrong
+            is_epsilon = all(abs(defaults[name]) < LARGE for name in changes[0])  # cannot make the error infinite
             if match.error < get_close(program) / 100 or (match.error == float("inf") and is_epsilon):
                 continue
             tried = [(_try(program, make, {**options, **change}, FIRST), change) for change in changes]
@@ -145,10 +145,7 @@ def _find_period(values: Sequence[int]) -> tuple[int, ...]:
 
 
 def find_constants(program: Program) -> _Constants:
-    """Return the constants of the operators that compute the coefficients, as candidates for the options of a wiring.
-
-    These are the sizes of the matrices, the numbers, and how often Sinkhorn divides.
-    """
+    """Return candidates for options: matrix sizes, numbers and Sinkhorn iterations that the coefficients use."""
     k = min(1, len(program.sites) - 1)
     operands = [
         v for matrix in (program.collapse(k), program.sites[k].mix, program.sites[k].inject) for v in matrix.operands
@@ -170,7 +167,7 @@ def _try(program: Program, make: Any, options: Mapping[str, Any], limit: int | N
 
 
 def start_relation(program: Program, wiring: Wiring) -> Tensor:
-    """Return the relation (`relate`) of the wiring's first streams to the model's, which may be a single value for all."""
+    """Return the relation (`relate`) of the wiring's first streams to the model's, of which one may stand for all."""
     n = len(wiring.embedding)
     if program.sizes[0] == n > 1:
         return torch.eye(n, dtype=torch.float64)
@@ -178,7 +175,7 @@ def start_relation(program: Program, wiring: Wiring) -> Tensor:
 
 
 def compare(program: Program, wiring: Wiring, limit: int | None = None) -> Match:
-    """Compare every stage of a program with a wiring; with `limit`, only the first ones, and not the end."""
+    """Return the match of a program and a wiring. `limit` compares only so many sublayers, and not the last read."""
     per_layer = len(program.sites) // program.num_layers
     failed = Match(wiring, float("inf"))
     relation = start_relation(program, wiring)
@@ -219,10 +216,11 @@ def _have_same_norms(found: ProgramSite, stage: Stage) -> bool:
 def _fit(
     program: Program, k: int, stage: Stage | Head, place: Place, relation: Tensor, delayed: Tensor | None
 ) -> tuple[Expected, Mapping[str, str], float, Tensor | None] | None:
-    """Return the matrices that a stage of the wiring has on the states of the run, if they can be those of sublayer `k`.
+    """Fit a stage of the wiring to sublayer `k`: return its matrices that are closest to the measured ones, or None.
 
-    Each assignment of the model's parameters is tried. Returns the matrices, the names of the assigned parameters, the largest
-    difference from the measured C (and A and B, if the stage computes these), and the C of the next stage, if it is `delayed`.
+    For computed coefficients each assignment of the model's parameters is tried and the best one kept, whatever its error. Other
+    coefficients must match, else None. Also return the names of the assigned parameters, the largest difference from the
+    measured C (and A and B, if the stage computes these), and the C of the next stage, if it is `delayed`.
     """
     if stage.n != relation.shape[0]:
         return None
@@ -265,7 +263,7 @@ def _fit(
 
 
 def measure_read(program: Program, k: int, stage: Stage | Head) -> Matrix:
-    """Return C, the matrix of a read, as measured; if the wiring's C contains the factors of the streams' norms, with these."""
+    """Return C, the measured matrix of a read; norms of streams are factors in it unless the wiring has such norms."""
     if any(stage.norm_streams):
         return program.collapse(k)
     state = program.spine.states[k]
@@ -278,7 +276,7 @@ def measure_read(program: Program, k: int, stage: Stage | Head) -> Matrix:
 def list_assigned(
     program: Program, k: int, stage: Stage | Head, place: Place
 ) -> Iterator[tuple[Any, Mapping[str, str]]]:
-    """Yield the module of a stage's coefficients in each assignment of the model's parameters, and the names of these."""
+    """Yield the module of a stage's coefficients with each assignment of the model's parameters, and their names."""
     matrices = [] if stage.delayed else [program.collapse(k)]  # a delayed C was computed by the module before
     matrices += [] if isinstance(stage, Head) else [program.sites[k].mix, program.sites[k].inject]
     leaves, ops = find_leaves(program.spine, [v for matrix in matrices for v in matrix.operands])
@@ -299,10 +297,10 @@ def join_state(program: Program, k: int, relation: Tensor) -> Tensor:
 
 
 def relate(program: Program, k: int, stage: Stage, expected: Expected, relation: Tensor) -> tuple[Tensor, float] | None:
-    """Return which stream of the model is which of the wiring's after a stage, and the largest difference of a row.
+    """Return the relation of the wiring's streams to the model's after a stage, and the largest error; None if unequal.
 
-    The first is a matrix with a row for each stream of the wiring, a column for each of the model, and 1 where they are the same.
-    A row is NaN for a stream that the model does not keep. None if the streams differ. `relation` is this matrix before it.
+    A relation is a matrix with a row for each stream of the wiring, a column for each stream of the model, and 1 where both are
+    the same stream. A row is NaN if the model does not keep the stream. `relation` is that before the stage.
     """
     found = program.sites[k]
     rows, inject, bias = found.mix.values, found.inject.values, program.bias(k)
@@ -354,12 +352,12 @@ def _find_repeated_rows(stage: Stage) -> set[int]:
 
 
 def _has_vectors(stage: Stage | Head) -> bool:
-    """Return whether a learned entry is a number for each feature."""
+    """Return whether any learned entry of a stage is a vector, with one number for each feature."""
     return any(entry.per_feature for entry in stage.learned.values())
 
 
 def apply(matrix: Tensor, relation: Tensor) -> Tensor:
-    """Return a matrix whose columns are the wiring's streams as one whose columns are the model's."""
+    """Return `matrix`, whose columns are the wiring's streams, with the streams of the model as its columns."""
     used = ~relation.isnan().all(1)
     part, rest = matrix[:, :, used], matrix[:, :, ~used]
     if bool((rest.nan_to_num(1.0) != 0).any()):
@@ -391,7 +389,7 @@ def _have_same_source(expected: Tensor, found: Matrix, source: _Source) -> bool:
 
 
 def distance(expected: Tensor, found: Tensor) -> float:
-    """Return the largest difference, relative to the largest entry. NaN stands for any number that is the same for all tokens."""
+    """Return the largest difference, relative to the largest entry or 1. NaN is any number that all tokens share."""
     if expected.shape[1:3] != found.shape[1:3] or (
         len(expected) != len(found) and 1 not in (len(expected), len(found))
     ):
@@ -406,7 +404,7 @@ def distance(expected: Tensor, found: Tensor) -> float:
 def _compare_head(
     program: Program, wiring: Wiring, relation: Tensor, delayed: Tensor | None
 ) -> tuple[float, Mapping[str, str]] | None:
-    """Return the largest difference of the last read, and the parameters with which it fits."""
+    """Return the largest difference of the last read's C, and the names of the assigned parameters; None for no fit."""
     last = len(program.sites)
     per_layer = last // program.num_layers
     place = Place(program.num_layers, 0, program.num_layers, per_layer)

@@ -27,7 +27,7 @@ from addnorm.stream.program.spine import Spine, Write
 from addnorm.wirings.equation import wrap_equation
 from addnorm.wirings.spec import Wiring
 
-NAME = "streams"  # of a program, as of the only stream of a recording
+NAME = "streams"  # name of a program among the streams of a recording
 NARROW, ENTRIES = 76, 4  # columns of an equation, and entries of a matrix, that are shown in 80 columns
 COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "streams", "C", "A", "B", "norms", "error")}
 COLUMNS |= {"module": Column("module", fold=True), "error": Column("error", "right")}
@@ -39,7 +39,7 @@ class ProgramSite:
 
     Attributes:
         id: unique name: the module's path, with a number if several sublayers have this path.
-        path, kind, layer: as of a `Site`.
+        path, kind, layer: as in a `Site`.
         collapse, mix, inject: the matrices C, A and B.
         norm_in, norm_branch: the norms, or None; `norms_out` has one for each new stream.
         closure: the largest relative error of the equations, computed in float64 with the values of the run.
@@ -68,7 +68,7 @@ class ProgramSite:
     stream: str = NAME
     notes: tuple[str, ...] = ()
     closes: bool = True  # set by the program
-    index: int = 0  # set by the inspection, as the user's model
+    index: int = 0  # set by the inspection, as is `owner`, a weak reference to the model
     owner: Any = None
 
     @property
@@ -82,7 +82,7 @@ class ProgramSite:
 
     @property
     def location(self) -> str:
-        """The path in words."""
+        """The path, or "the model" if it is empty."""
         return self.path or "the model"
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Program:
 
     Attributes:
         sites: the sublayers in the order of depth.
-        final_norm: the norm of this read, or None.
+        final_norm: the norm of the last read, or None.
         closure: the largest relative error of an equation, computed in float64 with the values of the run.
         expansion: the relative error of the end, computed from the embedding and all writes with these matrices; None if some
             tokens leave the streams on the way.
@@ -130,7 +130,7 @@ class Program:
     frozen: dict[Map, Map] = field(default_factory=dict)
     outside: list[Op] = field(default_factory=list)  # residual sums of the run that are no part of the program
     name: str = NAME
-    embedding_norm: Norm | None = None  # it is a part of the embedding
+    embedding_norm: Norm | None = None  # always None: such a norm is a part of the embedding
 
     def __post_init__(self) -> None:
         for site in self.sites:
@@ -209,16 +209,16 @@ class Program:
 
     @property
     def equation(self) -> str:
-        """The equation of the wiring with its constants, or the form of all."""
+        """The equation of the wiring with its constants; without a wiring the general form of all programs."""
         return "\n".join(self.describe()[0])
 
     @property
     def remarks(self) -> list[str]:
-        """Properties of the whole: how many streams there are."""
+        """Remarks on the whole program: how many streams there are."""
         return [self.count_streams()]
 
     def norms(self) -> Iterator[Norm]:
-        """Yield all norms in the order of depth."""
+        """Yield each norm of the program once: those of the sites in order of depth, then the final norm."""
         of_sites = (norm for site in self.sites for norm in site.list_norms())
         yield from dict.fromkeys(filter(None, (*of_sites, self.final_norm)))
 
@@ -227,7 +227,7 @@ class Program:
         return self.sites[k].reads if k < len(self.sites) else [self.head]
 
     def collapse(self, k: int, normed: bool = False) -> Matrix:
-        """Return C, the matrix of the read of site k, or of the last read; with `normed` that of the streams' norms."""
+        """Return C of site k or of the last read: of the streams, or with `normed` of the norms of the streams."""
         return assemble(self.carrier, self.list_reads(k), self.spine.states[k], normed)
 
     def count_tokens(self, k: int) -> int:
@@ -260,7 +260,7 @@ class Program:
         }  # fmt: skip
 
     def explain_outside(self) -> Unknown:
-        """Explain that the program describes a part of the model only."""
+        """Return a part that is not understood: the residual sums that the program does not contain."""
         name = f" of {self.wiring.name}" if self.wiring is not None else ""
         count, sums = format_count(len(self.sites), "sublayer"), format_count(len(self.outside), "residual sum")
         return Unknown(
@@ -276,7 +276,7 @@ class Program:
         return f"{low} to {high} streams" if low < high else format_count(high, "stream")
 
     def describe(self) -> tuple[list[str], list[str]]:
-        """Return the equation, a line each, and the sentences on the proof and on what was compared."""
+        """Return the lines of the equation, and sentences on the wiring, final norm, proof and comparison."""
         if self.wiring is None:
             return ["R = N_in(C X), W = N_branch(f(R)), X' = N_out(A X + B W)"], [*_summarize(self)]
         return wrap_equation(self.wiring, NARROW, self.num_layers), [*_summarize(self)]
@@ -307,7 +307,7 @@ class Program:
         }  # fmt: skip
 
     def _describe_matrix(self, site: ProgramSite, matrix: Matrix, maps: Sequence[Map]) -> str:
-        """Return what a matrix of the state is, and that of the norms of its streams: "1 0 + (0 1) N"."""
+        """Return a matrix in words, with that of the streams' norms if there is one: "1 0 + (0 1) N"."""
         text = describe_matrix(matrix)
         if not any(column.norm is not None and column.source in site.state for part in maps for column in part.columns):
             return text
@@ -319,7 +319,7 @@ class Program:
 
 
 def _summarize(program: Program) -> Iterator[str]:
-    """Yield the call that makes the wiring, the final norm, the proof and what was compared, one sentence each."""
+    """Yield a sentence each for the call that makes the wiring, the final norm, the proof and the comparison."""
     if program.wiring is not None:
         yield f"addnorm.wirings.{program.wiring!r}"
     if program.final_norm is not None:

@@ -16,10 +16,10 @@ class Write:
     """The output of a sublayer.
 
     Attributes:
-        value: the output, a source; of sublayers that add up before they write, the sum.
+        value: the output, one of the sources; for sublayers whose outputs are summed first, the sum.
         reads: the carried values that the sublayer reads.
         ops: the operators of the sublayer, which depend on the reads.
-        norm: the norm of the output, if `ablate` changes what it returns.
+        norm: the norm of the output if `ablate` edits its result; otherwise None.
     """
 
     value: Value
@@ -65,12 +65,12 @@ class Spine:
 
 
 def list_carried_inputs(carrier: Carrier, value: Value) -> list[Value]:
-    """Return the values of which a carried value is a linear function in one step."""
+    """Return the inputs that the operator of a carried value carries; an empty list for a source."""
     return carrier.used.get(value.op, []) if value.op is not None and value not in carrier.sources_set else []
 
 
 def find_write(carrier: Carrier, source: Value, inside: Set[Value]) -> Write:
-    """Return the sublayer that computes a source: the operators back to the carried values that it reads."""
+    """Return the sublayer whose output `source` is: its operators, back to the carried values that it reads."""
     ops: set[Op] = set()
     reads: dict[Value, None] = {}
     start = unedited = source
@@ -92,7 +92,7 @@ def find_write(carrier: Carrier, source: Value, inside: Set[Value]) -> Write:
 
 
 def filter_ops(carrier: Carrier, ops: Iterable[Op], reads: Iterable[Value]) -> list[Op]:
-    """Return the operators that depend on what a sublayer reads; its tables of positions, for example, do not."""
+    """Return the operators that depend on a sublayer's reads, which excludes, for example, its position tables."""
     reached = {*reads}
     own: list[Op] = []
     for op in ops:
@@ -115,8 +115,8 @@ def _find_root(carrier: Carrier, value: Value) -> Value:
 def join_writes(spine: Spine) -> None:
     """Join the writes that are summed before they reach the stream: those of experts, or of parallel sublayers.
 
-    None of them reads a state that contains another of them. A write may read another one itself, as a convolution of a
-    sublayer's output does.
+    Writes are not joined if one of them reads a state that contains another one. A write may read another write itself, as a
+    convolution of a sublayer's output does.
     """
     carrier = spine.carrier
     bits = {write: carrier.known[write.value].sources for write in spine.writes}
@@ -145,7 +145,7 @@ def join_writes(spine: Spine) -> None:
 
 
 def _follow_constants(value: Value) -> Value:
-    """Return the value after the numbers that multiply a sum, which belong to the sublayer as its last step."""
+    """Return a sum after its multiplications by constants, which are the last steps of the sublayer."""
     while True:
         product = match_factor(value.users[0]) if len({*value.users}) == 1 else None
         if product is None or product[1].kind != "constant" or product[0] is not value:
@@ -154,7 +154,7 @@ def _follow_constants(value: Value) -> Value:
 
 
 def follow_tokens(carrier: Carrier, value: Value) -> Value:
-    """Return the value after the last step of a sublayer: its dropout, or another order of its tokens.
+    """Return the value after the last steps of a sublayer: its dropout, and a change of the order of its tokens.
 
     Experts change the order by indices, a sequence-first attention by a transposition.
     """

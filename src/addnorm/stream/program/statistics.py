@@ -35,7 +35,7 @@ HEADINGS = {
 
 @dataclass(frozen=True)
 class SiteStatistics:
-    """Statistics of one sublayer. Those of a matrix are None if it is not computed from the streams.
+    """Statistics of one sublayer. The statistics of a matrix are None if the matrix is not computed from the streams.
 
     Attributes:
         site: the id of the sublayer.
@@ -72,7 +72,7 @@ class ProgramStatistics(Rendered, tuple[SiteStatistics, ...]):
 
 
 def build_statistics(rows: Sequence[SiteStatistics]) -> Iterator[Block]:
-    """Yield a table of the statistics of each sublayer, and what its columns are."""
+    """Yield a table of the statistics of each sublayer, and a paragraph that explains its columns."""
     names = [name for name in HEADINGS if any(getattr(row, name) is not None for row in rows)]
     headings = [Column(HEADINGS[name], "right", fold=name in ("rms", "write_share")) for name in names]
     yield Table(
@@ -119,7 +119,7 @@ def measure_matrices(site: ProgramSite, mask: Tensor | None) -> dict[str, float]
 
     Args:
         site: the sublayer.
-        mask: which tokens count, `(tokens,)`; None for all.
+        mask: mask of the tokens to measure, `(tokens,)`; None for all.
     """
     c, a, b = (_count(matrix, mask) for matrix in (site.collapse, site.mix, site.inject))
     found: dict[str, float] = {}
@@ -136,7 +136,10 @@ def measure_matrices(site: ProgramSite, mask: Tensor | None) -> dict[str, float]
 
 
 def _count(matrix: Matrix, mask: Tensor | None) -> Tensor | None:
-    """Return the entries of a computed matrix for the tokens that count; None if it is not computed, or none counts."""
+    """Return the entries of a computed matrix for the tokens that the mask selects.
+
+    None for a constant or learned matrix, or if the mask selects no token.
+    """
     if matrix.source != "computed":
         return None
     values = matrix.values if mask is None or len(matrix.values) != len(mask) else matrix.values[mask.cpu()]
@@ -144,7 +147,7 @@ def _count(matrix: Matrix, mask: Tensor | None) -> Tensor | None:
 
 
 def split_sums(program: Program, site: ProgramSite) -> tuple[Tensor, Tensor] | None:
-    """Return the sum A X + B W before its norm, and B W, both `(tokens, n, d)`; None if they have other tokens."""
+    """Return A X + B W before its norm, and B W, both `(tokens, n, d)`; None if W has other tokens than X."""
     totals: list[Tensor] = []
     writes: list[Tensor] = []
     for part in site.sums:
