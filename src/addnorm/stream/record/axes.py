@@ -59,7 +59,7 @@ CONTENTS: weakref.WeakKeyDictionary[Axes, Content] = weakref.WeakKeyDictionary()
 
 
 def new_axes(ax: Axes | None, height: float) -> Axes:
-    """Return the Axes, or for None those of a new figure of pyplot, which a notebook shows."""
+    """Return `ax`, or if it is None the Axes of a new pyplot figure, which a notebook shows."""
     if ax is not None:
         return ax
     figure = require("matplotlib.pyplot", "draw").figure(figsize=(7.4, height), layout="constrained")
@@ -68,7 +68,7 @@ def new_axes(ax: Axes | None, height: float) -> Axes:
 
 
 def find_content(ax: Axes) -> Content:
-    """Return what is drawn on an Axes; nothing if the Axes was cleared."""
+    """Return the `Content` of an Axes: an empty one if nothing was drawn on it, or if it was cleared."""
     content = CONTENTS.get(ax)
     if content is None or (content.handles and not ax.lines):
         content = CONTENTS[ax] = Content()
@@ -111,17 +111,17 @@ def draw_panel(
     ax: Axes, panel: Panel, x: Axis, title: Sequence[str], style: Mapping[str, Any], *, labelled: bool, has_series: bool,
     has_kinds: bool,
 ) -> None:  # fmt: skip
-    """Draw a panel with all series that an Axes has already.
+    """Draw a panel on an Axes, and set scale, ticks, title and legend for all series that were drawn on it so far.
 
     Args:
         ax: the Axes.
-        panel: the panel. Its series of one label are one line, in parts for streams.
+        panel: the panel. Series with the same label are parts of one line, a part for each stream.
         x: the axis of depth.
         title: parts of the title. A part in which the drawings on the Axes differ is left out.
         style: keywords of matplotlib's lines.
         labelled: whether the labels are the caller's.
         has_series: list the series in the legend.
-        has_kinds: list the kinds of sublayers there. The ends of the stream are named on the x axis instead.
+        has_kinds: list the kinds of sublayers in the legend. The ends of the stream are named on the x axis instead.
     """
     content = find_content(ax)
     content.has_label |= labelled

@@ -39,13 +39,13 @@ from addnorm.stream.tokens import (
 
 @dataclass(eq=False)
 class Forward:
-    """Statistics of one forward, and the observers in it. Subclasses list the observers.
+    """Statistics of one forward, and the observers that compute them. Subclasses list the observers.
 
     Args:
         recording: receives the numbers.
         step: the step of the forward.
         probes: the values to measure.
-        tokens: mask of the tokens that count, for each stream.
+        tokens: for each stream the mask that selects the tokens to measure.
         leaves: the inputs and parameters.
         gradients: hooks on the states; None without gradients.
         mode: the dispatch mode in which the forward runs.
@@ -127,7 +127,7 @@ class Forward:
         Args:
             what: the name of what is left out; nothing is recorded if it is empty.
             stream: name of the stream whose mask may not fit.
-            is_sampled: whether the sample of that stream needs it.
+            is_sampled: whether the sample of that stream needs the values of the block.
         """
         try:
             yield
@@ -171,7 +171,7 @@ class StreamForward(Forward):
     probes: Probes
     # States, by their ids, until the last write to each is compared with it.
     _pending: dict[int, Tokens] = field(default_factory=dict)
-    # A write and its scales, None until they are computed.
+    # The tensors of a write and of its scales; None until they are computed.
     _operands: dict[WriteProbe, dict[Value, Any]] = field(default_factory=dict)
     _last: tuple[object, Tokens] | None = None  # the key of the last tensor that was arranged, and its tokens
 
@@ -248,7 +248,7 @@ class StreamForward(Forward):
             self.put([probe.site], probe.role, found)
 
     def _on_operand(self, write: WriteProbe, value: Value, tensor: Tensor) -> None:
-        """Record a write once it and all of its scales are computed, in any order."""
+        """Keep the tensor of a write or of one of its scales. Record the write as soon as all of these are computed."""
         is_copied = write.term.is_overwritten and value is write.term.value
         operands = self._operands[write]
         operands[value] = tensor.detach().clone() if is_copied else tensor

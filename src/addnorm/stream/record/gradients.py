@@ -34,10 +34,10 @@ class StateGradients:
 
     Attributes:
         values: the values of the state.
-        leaving: the sites after which the state is.
-        arrange: returns gradients of all values, arranged for statistics.
-        new: for each stream whether no earlier state has it. The gradient of another one is that of its uses before this state
-            too.
+        leaving: the sites whose output the state is.
+        arrange: function that returns the gradients of all values arranged for statistics.
+        new: for each stream, whether it is in no earlier state. If it is in one, its gradient includes that of uses before this
+            state, and is not recorded here.
         expected: the new values that have a gradient.
         role: the role of the gradients in the recording.
         frozen: the gradients at the same state with frozen coefficients, if they are recorded too.
@@ -53,15 +53,15 @@ class StateGradients:
     _received: dict[Value, Tensor] = field(default_factory=dict, init=False)
 
     def add(self, value: Value, grad: Tensor) -> Statistics:
-        """Add a gradient; with the last one, yield the statistics."""
+        """Add the gradient of a value. With the last expected one, yield the statistics of the state's gradient."""
         self._received[value] = grad
         if self._received.keys() >= self.expected:
             yield from self.finish()
 
     def finish(self) -> Statistics:
-        """Yield the statistics of each new stream, and of all if all are new.
+        """Yield the statistics of the gradient of each new stream, and of all streams together if all are new.
 
-        The loss does not depend on a value without a gradient.
+        The gradient of a value that has not arrived is zero: the loss does not depend on this value.
         """
         received, self._received = self._received, {}
         if not received:  # its statistics were omitted when the last gradient arrived
@@ -82,11 +82,11 @@ class GradientHooks:
         accumulated: record the gradient that a parameter has after the backward, not that of the backward alone.
         gathered: measure whole gradients of sharded parameters, not the part of this process.
 
-    Gradients with frozen coefficients are those of a second backward, from the gradient of the last read, in which computed
-    coefficients pass none on. It runs as soon as that gradient arrives, when nothing below it is freed yet.
+    Gradients with frozen coefficients are those of a second backward, in which computed coefficients pass no gradient on. It
+    starts from the gradient of the last read as soon as this arrives, before torch frees the graph below.
 
-    A sharded parameter takes no part in the backward: FSDP reduces the gradients of gathered parameters, and sets `.grad`. These
-    are read when the backward has ended.
+    A sharded parameter takes no part in the backward: FSDP reduces the gradients of gathered parameters, and sets `.grad`. This
+    gradient is read when the backward has ended.
     """
 
     def __init__(self, recording: Recording, accumulated: bool, gathered: bool) -> None:
@@ -99,9 +99,9 @@ class GradientHooks:
         self._waiting: dict[
             StateGradients, int
         ] = {}  # states with a gradient for some of their values, with their steps
-        self._before: dict[Key, tuple[Tensor, int, Tensor | None]] = {}  # their gradients before the backward
-        self._squares: dict[int, dict[str, float]] = {}  # of the last step, by site and parameter
-        self._squares_step: int | None = None
+        self._before: dict[Key, tuple[Tensor, int, Tensor | None]] = {}  # sharded gradients before the backward
+        self._squares: dict[int, dict[str, float]] = {}  # squared gradient norms by site and parameter
+        self._squares_step: int | None = None  # the step of `_squares`
 
     def add_parameters(self, sites: Iterable[SiteProbe], named: Mapping[str, nn.Parameter], has_fsdp: bool) -> None:
         """Register hooks on the parameters that the model has now."""
@@ -235,14 +235,14 @@ def parameter_norm(parameters: Iterable[Tensor], gathered: bool) -> float | None
 
     Args:
         parameters: the parameters.
-        gathered: of sharded ones the whole, not the part of this process.
+        gathered: measure sharded parameters as a whole, not the part of this process.
     """
     norms = [vector_norm(parameter, gathered) for parameter in parameters]
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else None
 
 
 def vector_norm(t: Tensor, gathered: bool) -> Tensor:
-    """Return the L2 norm of all elements, 0-d; NaN for a tensor without readable memory."""
+    """Return the L2 norm of all elements as a 0-d tensor; NaN for a tensor without readable memory."""
     if is_sharded(t):
         t = gather(torch.linalg.vector_norm(upcast(t))) if gathered else local_part(t)
     elif not is_in_memory(t, tuple(t.shape)):

@@ -22,9 +22,9 @@ Values = list[tuple[RecordedSite, float]]
 GRADIENTS = "record with grads=True, and call loss.backward() while recording"
 FORWARD = "run the model while recording"
 LEVELS = 48  # colours of a map; matplotlib rasterizes colour bars of 50 and more
-DARK_CELL = 0.5  # share of the largest from which on the number in a cell has the colour of the paper
+DARK_CELL = 0.5  # fraction of the largest magnitude above which a cell's number has the background's colour
 LABELLED_CELLS = 16  # a map with at most so many sources and depths shows its numbers
-LABELLED_SOURCES = 26  # of a map: 12 layers, x_0 and the biases of the norms; of more sources not every one has a label
+LABELLED_SOURCES = 26  # most sources of a map that all have labels: those of 12 layers, x_0 and the biases of the norms
 
 
 class Quantity(NamedTuple):
@@ -44,7 +44,10 @@ class Quantity(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """Drawing by depth: its panels, and for the error of a recording without numbers what is missing and how to record it."""
+    """Drawing by depth, with a panel for each quantity.
+
+    If a recording has no values for it, the error says that `what` is missing and recommends the `remedy`.
+    """
 
     title: str
     quantities: tuple[Quantity, ...]
@@ -52,7 +55,7 @@ class Drawing(NamedTuple):
     remedy: str
 
 
-FINAL = "of the stream at the end"  # drawn with the first of the norms
+FINAL = "of the stream at the end"  # drawn as the last point of the line of the first other norm
 DRAWINGS = {
     "stream": Drawing(
         "The residual stream by depth",
@@ -173,7 +176,7 @@ class Plots:
     def _draw(
         self, name: str, ax: Axes | None, label: str, step: int | None, stream: str | None, line: Mapping[str, Any]
     ) -> Axes:
-        """Draw a panel for each quantity with values, title and legend above the first; an error if there is none."""
+        """Draw a panel for each quantity that has values, title and legend above the first; raise if none has any."""
         recording, drawing = self.recording, DRAWINGS[name]
         panels, step = read_drawing(recording, drawing, step, stream)
         if not panels:
@@ -208,7 +211,10 @@ class Plots:
 def read_drawing(
     recording: Measurements, drawing: Drawing, step: int | None = None, stream: str | None = None
 ) -> tuple[list[tuple[Quantity, dict[str, Values]]], int | None]:
-    """Return the quantities that have values, with those of each line, and the step: the last one that has some by default."""
+    """Return the quantities that have values, each with the values of its lines, and the step of these values.
+
+    By default this is the last step with a value of the drawing.
+    """
     if step is None:
         step = recording.last_step(*(pair for quantity in drawing.quantities for pair in quantity.lines.values()))
     panels = []

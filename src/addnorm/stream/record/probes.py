@@ -46,7 +46,7 @@ class Leaves:
     are_freed: bool
 
     def read(self, value: Value) -> Tensor | None:
-        """Return the tensor of an input or a parameter."""
+        """Return the tensor of an input or a parameter; None if it has no readable memory in this forward."""
         if isinstance(value.part, int) and 0 <= value.part < len(self.arguments):
             leaf = self.arguments[value.part]
             return leaf if isinstance(leaf, Tensor) else None
@@ -54,7 +54,10 @@ class Leaves:
         return leaf if leaf is not None and is_in_memory(leaf, tuple(leaf.shape)) else None
 
     def observe(self, value: Value, keep: Observer) -> Observed:
-        """Yield the observer that passes a factor or a weight to `keep`, as this forward uses it; pass a leaf at once."""
+        """Pass a factor or a weight to `keep` as this forward uses it: a leaf at once, others by the yielded observer.
+
+        A parameter that FSDP frees after its use is copied when an operator uses it.
+        """
         uses = (op.outputs[0] for op in value.users if op.outputs and op.ordinal != UNCOUNTED)
         if value.op is not None:
             yield value, keep
@@ -72,7 +75,10 @@ class Leaves:
 
 @dataclass
 class ValueProbe:
-    """What a sublayer reads or computes, or the input of a norm, whose denominators are measured then."""
+    """Value to measure at a site: what its sublayer reads or computes, or the input of a norm.
+
+    If `norm` is set, the denominators of this norm are measured, not the value itself.
+    """
 
     site: int
     role: str
@@ -92,7 +98,7 @@ class StateProbe:
     is_partial: bool = False  # a view of a state with other uses, which have no part in the view's gradient
     entering: list[int] = field(default_factory=list)  # sites whose input it is; their writes are compared with it
     leaving: list[int] = field(default_factory=list)  # sites whose output it is; x_0 is one
-    is_overwritten: bool = False  # in place, before the last of those writes is computed
+    is_overwritten: bool = False  # in place, before the last write of `entering` is computed
 
 
 @dataclass(eq=False)
@@ -213,7 +219,7 @@ class Probes:
 
         Args:
             shapes: the shapes of the model's inputs.
-            masked: whether only the tokens of a mask count.
+            masked: whether a mask selects the tokens to measure.
         """
         if shapes == self.shapes:
             return False
@@ -223,7 +229,7 @@ class Probes:
 
 
 def _is_only_use(view: Value, state: Value) -> bool:
-    """Return whether everything that reads a state reads it through a view."""
+    """Return whether all operators that read `state` read it through its view `view`."""
     while view is not state:
         assert view.op is not None
         view = view.op.inputs[0]

@@ -1,6 +1,6 @@
 """Statistics of one forward of a model with several streams, and the sample of its tokens, from a run captured before.
 
-The coefficients are other ones in each forward, so the matrices are measured anew. Gradients are observed in the forward itself,
+The coefficients differ from forward to forward, so the matrices are measured anew. Gradients are observed in the forward itself,
 and so are the streams where the equations of the captured run do not close.
 """
 
@@ -48,8 +48,8 @@ class ProgramProbes:
 
     Attributes:
         recorded: the sites of the recording.
-        leaving: for each state of the program the recorded sites after which it is.
-        tokens: mask of the tokens that count; all by default.
+        leaving: for each state of the program the recorded sites whose output it is.
+        tokens: mask that selects the tokens to measure; all by default.
         is_released: whether the tensors of the run are released, since it was measured.
     """
 
@@ -75,8 +75,8 @@ class ProgramProbes:
     def find_layout(self, k: int) -> TokenLayout:
         """Return the layout of state k as `(*tokens, features)`.
 
-        The tokens of a sequence are the dimensions that a sublayer combines. If none does, they are all but the first: a guess,
-        which the mask may correct.
+        The dimensions of a sequence are those along which a sublayer combines tokens. If there are none, all dimensions but the
+        first are taken: a guess, which the mask may correct.
         """
         parts = self.program.carrier.list_tokens(self.program.spine.states[k][0])
         sizes = tuple(part.size for part in parts)
@@ -86,7 +86,7 @@ class ProgramProbes:
         return self.tokens.orient(TokenLayout((*sizes, 1), (len(sizes),), pieces, is_same), sizes)
 
     def find_mask(self, k: int) -> Tensor | None:
-        """Return which tokens of state k count, `(tokens,)`; None for all.
+        """Return the mask of the tokens of state k to measure, `(tokens,)`; None for all tokens.
 
         Raises:
             MaskError: the mask does not fit.
@@ -95,7 +95,7 @@ class ProgramProbes:
         return self.tokens.flatten(layout, layout.shape[:-1], self.program.spine.states[k][0].tensor.device)
 
     def arrange(self, streams: Tensor, k: int, by_stream: bool = False) -> Tokens:
-        """Arrange the streams of state k, `(tokens, n, d)`, for statistics of all, and with `by_stream` of each.
+        """Return the streams of state k arranged for statistics of all streams together, and with `by_stream` of each.
 
         Raises:
             OmittedError: the streams have other tokens than the mask.
@@ -113,7 +113,7 @@ class ProgramProbes:
         """Return the coefficients that operators compute from the streams.
 
         Raises:
-            OmittedError: the gradient with frozen coefficients cannot be told from the other one.
+            OmittedError: no gradient with these coefficients frozen can be computed.
         """
         spine = self.program.spine
 
@@ -196,7 +196,7 @@ class ProgramForward(Forward):
                 if has_flat_parameters(self.leaves.model):  # torch ends the process in a backward within a backward
                     raise OmittedError("FullyShardedDataParallel allows no second backward: shard it with fully_shard")
                 coefficients = probes.find_coefficients()
-        probes.flow.release_tensors()  # where its values are, and of what they are made, remains
+        probes.flow.release_tensors()  # the graph of its operators remains
         probes.is_released = True
         before: set[Value] = set()
         for k, (state, leaving) in enumerate(zip(probes.program.spine.states, probes.leaving, strict=True)):
@@ -277,7 +277,7 @@ class ProgramForward(Forward):
             self.put([index], "write", [*write.statistics.items(), *write_statistics(before, write), *shares])
 
     def _measure_shares(self, total: Tensor, write: Tensor) -> Statistics:
-        """Yield the share of B W in the sum of all streams, and in that of each: both `(tokens, n d)`."""
+        """Yield the share of `write`, B W, in `total`, A X + B W: of all streams and of each. Both: `(tokens, n d)`."""
         of_each = zip(*(part.split(self.probes.program.width, -1) for part in (total, write)), strict=True)
         for k, (whole, part) in enumerate([(total, write), *of_each], -1):
             name = "share" if k < 0 else f"share_{k}"
@@ -298,7 +298,7 @@ class ProgramSample(Sample):
 
     Args:
         program: the program, with the values of its run.
-        mask: which tokens count; None for all.
+        mask: mask that selects the tokens to sample; None for all.
     """
 
     def __init__(self, program: Program, mask: Tensor | None) -> None:

@@ -3,7 +3,7 @@
 Statistics are computed where the tensors are, and only numbers are kept: memory does not grow with the length of the input,
 and grows by 16 bytes a number with the steps. The first forward of each kind (structure of the inputs, training mode, grad
 mode) is inspected first, in an additional forward without side effects. After that each forward runs once. With several streams
-each recorded forward has an additional one: its matrices are measured in it.
+an additional forward precedes each recorded one: the matrices are measured in it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def record(
         every: record one step out of this number. If the first forward trains (training mode, gradients on), forwards that
             evaluate are no steps. Forwards that are not recorded run as without a recorder.
         layers: record only the sublayers of these layers, counted from 0.
-        tokens: mask of the tokens that count: a tensor `(batch, tokens)`, or the name of the model's keyword argument that is
+        tokens: mask of the tokens to measure: a tensor `(batch, tokens)`, or the name of the model's keyword argument that is
             the mask, as in `tokens="attention_mask"`; for several streams a dict by their names. All tokens by default.
         accumulate: number of forwards in one step (gradient accumulation). Statistics of the stream are those of the last
             forward, gradients of parameters are the sum. With 1 each forward is a step, and gradients are those of its own
@@ -119,7 +119,7 @@ def record(
 
 
 class StepCounter:
-    """Count the forwards of a model and group them into steps.
+    """Counter of the forwards of a model, which groups them into steps.
 
     If the first forward trains (training mode, gradients on), forwards that evaluate are no part of a step.
 
@@ -288,7 +288,7 @@ class _Recorder:
     def _find_probes(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Probes | ProgramProbes | None:
         """Inspect the model and return the values to measure; check that another kind of forward has the same sites.
 
-        None: the forward is one of a kind that had a residual program, and has not the same one.
+        Return None if forwards of this kind had a residual program before, and this one does not have the same.
         """
         check_parameters(self.model, "addnorm.record(model)")
         if ranks := find_ranks(self.model):
@@ -332,9 +332,10 @@ class _Recorder:
         return probes
 
     def _inspect(self, args: Any, kwargs: dict[str, Any]) -> tuple[Flow, Inspection | None, Program | None]:
-        """Return a run, its inspection, and its residual program, or None; after a first program only this.
+        """Capture a run; return it, its inspection or None, and its residual program or None.
 
-        Writes to several streams are changed in it as in the forward.
+        Once a forward had a residual program, later runs are searched for a program only. Edits of writes to several streams, as
+        by `ablate`, are in effect in the captured run as in the forward.
         """
         edits = [edit for edit in list_edits(self.model) if isinstance(edit, OutputEdit)]
         in_inference = torch.is_inference_mode_enabled()

@@ -115,7 +115,7 @@ class Recording(Rendered, StoredMeasurements):
             yield Drawing(chart_image(Chart("By depth", "At the last step that has numbers.", panels, axis, columns=2)))
         columns = {heading: {site.id: value for site, value in values} for heading, values in series.items()}
         rms, similarity = (columns.get(heading, {}) for heading in ("stream rms", SIMILARITY))
-        # No sequence has two tokens that are not zero.
+        # At these sites no sequence has two tokens that are not zero, so there is no similarity.
         alone = {
             site for site, value in similarity.items() if math.isnan(value) and math.isfinite(rms.get(site, value))
         }

@@ -1,7 +1,7 @@
 """Memory map and balance sheet of a recorded step, computed from a sample of its tokens.
 
-The tokens of every state and every write are kept for one step: all that count, or evenly spaced ones where all would take more
-than `BYTES`. With norms frozen, the components of a state follow from those of the state before it: `Equation`.
+The tokens of every state and every write are kept for one step: all that the mask selects, or evenly spaced ones where all would
+take more than `BYTES`. With norms frozen, the components of a state follow from those of the state before it: `Equation`.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ from addnorm.stream.shares import (
 )
 from addnorm.stream.tokens import OmittedError, Tokens
 
-BYTES = 64 * 2**20  # that the sample of one stream takes
+BYTES = 64 * 2**20  # limit of the sample of one stream, unless it has only `TOKENS` tokens
 UNSAMPLED = "a state or write of the stream cannot be sampled"
-TOKENS = 64  # in any sample, and at once in the arithmetic
+TOKENS = 64  # tokens that any sample may have, and tokens in one step of the arithmetic
 
-# From the components of a value to those of another one, for some tokens.
+# Function from the components of a value to those of another value, for the tokens of a slice.
 Step = Callable[[Components, slice], Components]
-Operand = tuple[int, Sequence[Step]]  # the place of its source, and the steps from that to the operand
+Operand = tuple[int, Sequence[Step]]  # the index of its source, and the steps from the source to the operand
 
 
 class Equation(NamedTuple):
     """The equation of one value of a state, for the sampled tokens: a sum of operands, and the steps after it.
 
     Attributes:
-        operands: the place of each among the values of the state and the writes after them, and the steps to the operand.
+        operands: for each the index of its source among the values of the state before and the writes, and the steps from the
+            source to the operand.
         after: the norms and factors after the sum.
-        bias: `(tokens, n, d)`, or the one that is the same for all; None without one.
+        bias: `(tokens, n, d)`, or `(1, n, d)` if it is the same for all tokens; None if there is no bias.
     """
 
     operands: Sequence[Operand]
@@ -58,7 +59,7 @@ class Equation(NamedTuple):
     bias: Tensor | None = None
 
     def apply(self, sources: Sequence[Components], rows: slice) -> Components:
-        """Return the components of the value from those of the values of the state before it, and of the writes."""
+        """Return the components of the value, given those of the values of the state before it and of the writes."""
         total: Components = {}
         for source, steps in self.operands:
             for name, part in _run(steps, sources[source], rows).items():
@@ -82,17 +83,17 @@ def multiply(matrix: Tensor, parts: Components, rows: slice) -> Components:
 
 
 def scale(factor: Tensor | float, parts: Components, rows: slice) -> Components:
-    """Return a factor that is the same for all tokens times the components."""
+    """Return the components times a factor that is the same for all tokens."""
     return {name: part * factor for name, part in parts.items()}
 
 
 def normalize(norm: Norm, denominator: Tensor | None, parts: Components, rows: slice) -> Components:
-    """Return the components of a norm's output. Its denominators, `(tokens, n, 1)`, are those of the sum for None."""
+    """Return the components of a norm's output. The denominator None is that of the sum of `parts`."""
     return propagate_through(norm, parts, None if denominator is None else _select(denominator, rows))
 
 
 def _select(t: Tensor, rows: slice) -> Tensor:
-    """Return some of the tokens in float64, or the one row that is the same for all."""
+    """Return the tokens `rows` of a tensor in float64, or its only row if it has one row for all tokens."""
     return (t if len(t) == 1 else t[rows]).double()
 
 
@@ -101,11 +102,11 @@ class Sample:
 
     Args:
         names: the ids of the sublayers.
-        tolerance: the largest relative error of the components' sum.
+        tolerance: the largest relative error that the sum of the components may have.
 
     Attributes:
-        states: the sampled tokens of the values of each state, `(tokens, n, d)`, or one that is the same for all.
-        writes: for each state but the first the writes since the state before it, with the names of their sublayers.
+        states: the sampled tokens of the values of each state, `(tokens, n, d)`, or `(1, n, d)` if all tokens are the same.
+        writes: for each state but the first the writes since the state before, each with the name of its sublayer.
         equations: for each state but the first the equations of its values.
         counted: number of tokens from which the sample was taken.
         reason: why there is no memory map; empty if there is one.
@@ -120,11 +121,11 @@ class Sample:
         self.reason = ""
 
     def choose(self, rows: Tensor, mask: Tensor | None, size: int) -> Tensor:
-        """Return the indices of the tokens to sample, evenly spaced among those that count.
+        """Return the indices of the tokens to sample, evenly spaced among those that the mask selects.
 
         Args:
             rows: the tokens, in dimension 0.
-            mask: which of them count; None for all.
+            mask: mask of the tokens to choose from; None for all.
             size: bytes that the sample takes for one token.
         """
         among = torch.arange(len(rows), device=rows.device) if mask is None else mask.nonzero().reshape(-1)
@@ -181,7 +182,7 @@ class Sample:
         return (sources, [[depth.get(source, 0.0) / tokens for source in sources] for depth in shares]), balance
 
     def _iter_depths(self, rows: slice) -> Iterator[tuple[Components, Tensor]]:
-        """Yield the components of each state for some of the tokens, and the state, both `(tokens, n d)`."""
+        """Yield the components of each state, and the state itself, for the tokens `rows`, both `(tokens, n d)`."""
 
         def read(t: Tensor) -> Tensor:
             return _select(t, rows).expand(rows.stop - rows.start, -1, -1)
@@ -218,13 +219,13 @@ class TokenSample(Sample):
     def __init__(self, stream: Stream) -> None:
         self.chain, self.width = stream.chain, stream.width
         self._states = [*map(stream.layout.find_entry, range(len(self.chain.adds))), self.chain.states()[-1]]
-        # Tokens of states and writes, or one that is the same for all; None until they are met.
+        # The sampled tokens of states and writes; None until `keep` receives them.
         self._kept: dict[Value | Sublayer, Any] = dict.fromkeys(
             [*self._states, *chain.from_iterable(self.chain.sublayers)]
         )
         self._gains: dict[Value, Tensor] = {}  # weights and biases of norms, as of the forward
         self._chosen: Tensor | None = None  # indices of the sampled tokens
-        self._count = 0  # of a state's tokens
+        self._count = 0  # number of tokens of a state
         self._names = {site.sublayer: site.id for site in stream.sites}
         super().__init__(self._names.values(), find_tolerance(self.chain) * len(self._states) ** 0.5)
         self.reason = self._find_obstacle()
@@ -299,5 +300,5 @@ class TokenSample(Sample):
         return Equation(operands, after)
 
     def _freeze(self, gain: Value | None) -> Value | None:
-        """Return a weight or bias of a norm as of the forward."""
+        """Return a weight or bias of a norm with the numbers that the forward used."""
         return gain and replace(gain, tensor=self._gains.get(gain, gain.tensor))

@@ -64,7 +64,7 @@ class Balance:
         tokens: number of tokens.
         closure: the largest relative error over all depths of the components' sum against the recorded stream.
         reason: why the components do not add up to the stream, in which case there are no amounts; empty otherwise.
-        total_tokens: number of tokens that count. It is larger than `tokens` where the sheet is that of evenly spaced tokens,
+        total_tokens: number of tokens that the mask selects. It is larger than `tokens` if these are evenly spaced ones of them,
             because all would take more than 64 MiB; 0 in older files.
 
     An amount divided by `stream_norm` is not the source's share, which is the mean over the tokens of <c_s, x> / |x|^2. The last
@@ -199,14 +199,17 @@ def order_statistic(role: str, name: str) -> tuple[int, int]:
 
 
 def _split_number(role: str, name: str) -> tuple[str, int]:
-    """Return the name of a statistic without the number of a stream, and this number; -1 without one."""
+    """Return the name of a statistic without the number of a stream, and this number; -1 if the name has none."""
     base, _, number = name.rpartition("_")
     of_one = (role, base) in BY_STREAM and number.isascii() and number.isdigit()
     return (base, int(number)) if of_one else (name, -1)
 
 
 class HookName(NamedTuple):
-    """Name of TransformerLens: it selects the first of these roles that a site has, at sites of one kind, or of all for None."""
+    """Selection that a TransformerLens hook name stands for: the first of `roles` that a site has.
+
+    Only sites of `kind` are selected; None selects sites of every kind.
+    """
 
     roles: tuple[str, ...]
     kind: str | None = None
@@ -224,7 +227,7 @@ STATISTIC_SYNONYMS = {"scale": "sigma"}
 
 
 class Selection(NamedTuple):
-    """Which recorded series a name such as "3_attn_out" and a statistic select."""
+    """Recorded series that a name such as "3_attn_out" and a statistic select."""
 
     roles: tuple[str, ...]
     statistic: str  # the recorded one
@@ -233,7 +236,7 @@ class Selection(NamedTuple):
     reciprocal: bool = False
 
     def matches(self, site: RecordedSite) -> bool:
-        """Return whether the selection includes sites of that kind and layer."""
+        """Return whether the selection includes a site, by its kind and layer."""
         return self.kind in (None, site.kind) and self.layer in (None, site.layer)
 
     def convert(self, recorded: float) -> float:

@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class StoredMeasurements(Measurements):
-    """Measurements with files."""
+    """Measurements that can be saved to a file and loaded from it."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON types. NaN and infinity are "NaN", "Infinity", "-Infinity"."""
+        """Return the whole recording as JSON types. NaN and infinity are "NaN", "Infinity", "-Infinity"."""
         series = [
             {**dict(zip(SERIES, key, strict=True)), "steps": values.steps.tolist(), "values": values.values.tolist()}
             for *key, values in self.iter_series()
@@ -104,7 +104,7 @@ def _write_parquet(recording: Measurements, path: Path) -> None:
 
 
 def _read_parquet(reader: _Reader) -> Any:
-    """Return the document of a Parquet file, with its rows as series: objects for each of a million rows would be slow."""
+    """Return the document of a Parquet file, its rows grouped into series: an object for each row would be slow."""
     arrow, parquet = require("pyarrow", "read Parquet"), require("pyarrow.parquet", "read Parquet")
     data = reader.path.read_bytes()
     try:
