@@ -188,7 +188,8 @@ def ablate_each(
     """Ablate each sublayer in turn and measure the change of the loss and of the output.
 
     Args:
-        inspection: result of `addnorm.inspect`. Its model runs twice whole, which must give the same, and once for each site.
+        inspection: result of `addnorm.inspect`. Its model runs twice unchanged, which must give equal outputs, and once
+            for each site.
         args: positional arguments of the model's forward.
         loss: function from the model's output to a number. By default the output's own `loss`, the number that it begins
             with, or the output if that is a number; without any of these there is no loss.

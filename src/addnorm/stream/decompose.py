@@ -60,7 +60,7 @@ class StreamDecomposition(Decomposition):
         super().__init__(stream.name, format_count(depth, "add"), depth, ids, find_tolerance(chain))
 
     def _flatten_mask(self, depth: int, tokens: Tensor | None) -> Tensor | slice:
-        """Return which of a state's tokens count, in their order."""
+        """Return the mask `tokens` for the tokens of a state in their own order; `slice(None)` for all tokens."""
         if tokens is None:
             return slice(None)
         try:
@@ -140,11 +140,11 @@ class StreamDecomposition(Decomposition):
 
 
 def _replay_path(path: Path, parts: Components) -> Components:
-    """Return the components after the views and factors from a sum, or its norm, to the next norm or add."""
+    """Return the components after a path: the views and factors from a sum or a norm to the next norm or add."""
     parts = {name: part.reshape(path.source.shape) for name, part in parts.items()}
     for op in reversed(path.ops):
         total = sum_components(parts)
-        # A clamp of larger numbers changes nothing.
+        # A clamp is not linear; one that leaves the stream unchanged is skipped.
         if "guard" not in op.traits or not torch.equal(replay_op(op, total), total):
             parts = {name: replay_op(op, part) for name, part in parts.items()}
     return parts

@@ -111,7 +111,7 @@ class Decomposition(Rendered):
 
         Args:
             depth: 0 is x_0, k the stream after k steps, -1 the end.
-            tokens: mask of the tokens that count, `(batch, tokens)`, such as the attention mask; all by default. With the same
+            tokens: mask of the tokens to average, `(batch, tokens)`, such as the attention mask; all by default. With the same
                 mask, `addnorm.record` gives the same shares.
 
         Raises:
@@ -142,7 +142,7 @@ class Decomposition(Rendered):
         return depth % (self.depth + 1)
 
     def _flatten_mask(self, depth: int, tokens: Tensor | None) -> Tensor | slice:
-        """Return which of a state's tokens count, in their order."""
+        """Return the mask `tokens` for the tokens of a state in their own order; `slice(None)` for all tokens."""
         raise NotImplementedError
 
     def _iter_components(self) -> Iterator[Components]:
@@ -150,7 +150,7 @@ class Decomposition(Rendered):
         raise NotImplementedError
 
     def _normalize(self) -> tuple[Components, Tensor | None]:
-        """Return the components after the final norm, and its output; None if it has other tokens."""
+        """Return the components after the final norm, and its recorded output, or None if none is comparable."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

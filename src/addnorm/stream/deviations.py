@@ -69,7 +69,7 @@ def compare_wirings(
     Nothing is said about the sublayers in `unproven`, whose rows are not what they compute, nor about the ends of their streams.
     """
     wirings = [wiring] * len(streams)
-    # Two streams of which neither reads the other are no encoder and decoder. Of a sublayer of another kind that is not known.
+    # Two streams are an encoder and a decoder only if one reads the other: by cross-attention, or perhaps by an "other" sublayer.
     kinds = {site.kind for stream in streams for site in stream.sites if site.role == "branch"}
     if wiring.pair is not None and len(streams) == 2 and {"cross-attention", "other"} & kinds:
         wirings = [*wiring.pair(wiring, streams[0].num_layers, streams[1].num_layers)]
@@ -138,7 +138,7 @@ def _is_shared(row: Row) -> bool:
 def _compare_row(site: Site, expected: Row, is_parallel: bool, is_shared: bool) -> Iterator[tuple[str, str, str]]:
     """Yield each difference of a sublayer's row as the term, what was found and what was expected.
 
-    `is_parallel` says what the wiring has, `is_shared` whether the sublayers of this layer have one learned factor.
+    `is_parallel` says whether the wiring's sublayers are parallel, `is_shared` whether the model's share one learned factor.
     """
     row = site.row
     if (site.parallel > 1) != is_parallel:
@@ -213,7 +213,7 @@ def compare_models(
 
 
 def _compare_sizes(ours: Sequence[Described], theirs: Sequence[Described]) -> Iterator[Difference]:
-    """Yield the differences by which streams or programs cannot be compared term by term: the first of each."""
+    """Yield the first difference in size of each pair of streams or programs, which prevents a comparison by terms."""
     if len(ours) != len(theirs):
         yield Difference("the number of streams", str(len(ours)), str(len(theirs)), "")
         return
@@ -258,7 +258,10 @@ def _compare_kinds(own: Described, their: Described, terms: Mapping[str, str]) -
 def _compare_norm_options(
     term: str, own: Described | None, their: Described | None, place: str
 ) -> Iterator[Difference]:
-    """Yield the differences of two norms, as `Norm.to_dict` returns them. `term` is the name of a norm that may be missing."""
+    """Yield the differences of two norms, which are dicts of `Norm.to_dict`, or None for a missing norm.
+
+    A norm that only one side has is a difference named `term`; if `term` is empty, it is left to the caller.
+    """
     if own is None or their is None:
         if term and own is not their:
             yield Difference(term, _describe_option(own), _describe_option(their), place)
@@ -305,7 +308,7 @@ def _format_sizes(sizes: list[int]) -> str:
 
 
 def _are_alike(own: Described, their: Described, tolerance: float) -> bool:
-    """Return whether two matrices have one source, and if they are constant the same entries relative to the largest."""
+    """Return whether two matrices have the same source, or if constant, equal entries relative to the largest."""
     pair = _read_entries(own), _read_entries(their)
     if None in pair:
         return bool(own["source"] == their["source"])
@@ -315,12 +318,12 @@ def _are_alike(own: Described, their: Described, tolerance: float) -> bool:
 
 
 def _read_entries(matrix: Described) -> Any:
-    """Return the entries of a constant matrix, row by row; None for another one, or one with many entries."""
+    """Return the rows of a constant matrix; None if it is not constant, or has more entries than `to_dict` lists."""
     return matrix.get("mean") if matrix["source"] == "constant" else None
 
 
 def _describe_matrix(matrix: Described) -> str:
-    """Return the source of a matrix, and of a constant one the entries."""
+    """Return a matrix in words: its entries if these are known constants, otherwise its source."""
     if (rows := _read_entries(matrix)) is None:
         return str(matrix["source"])
     return "; ".join(" ".join(format_number(entry, 4, trim=True) for entry in row) for row in rows)

@@ -1,4 +1,4 @@
-"""Edits of writes: at the add of a stream, or at the operator that computes the write to several streams; and those in effect.
+"""Edits of writes: at the add of a stream, or at the operator that computes the write to several streams.
 
 `ablate` registers edits, `record` measures the edited writes, `decompose` refuses them.
 """
@@ -46,7 +46,7 @@ class WriteEdit(Editor):
         site: the sublayer.
         op: the operator that is changed.
         s: the factor of the write.
-        dims: dimensions over whose mean the write is replaced instead; None for the product.
+        dims: dimensions over which the write is replaced by its mean; None to multiply it by `s` instead.
     """
 
     site: Any
@@ -61,7 +61,7 @@ class WriteEdit(Editor):
         return write.mean(self.dims, keepdim=True).expand_as(write).contiguous() if self.dims else write
 
     def scale(self, t: Tensor) -> Tensor:
-        """Return the product with the factor."""
+        """Return `t` times the factor."""
         return t * self.s if self.s else torch.zeros_like(t)  # 0 * inf would be NaN
 
     def build_missed_error(self) -> RuntimeError:
@@ -73,7 +73,7 @@ class WriteEdit(Editor):
 
 
 class AddEdit(WriteEdit):
-    """Editor of the argument of a residual add.
+    """Editor of the argument of a residual add that is the write.
 
     Args:
         site: the sublayer.
@@ -96,7 +96,7 @@ class AddEdit(WriteEdit):
         self.stacked = stacked is not None
         self.in_place = False
         self._scaled: list[int] = []  # indices of the operator's tensors that make up the write
-        self._factors: list[int] = []  # of them, those that multiply a mean
+        self._factors: list[int] = []  # indices of tensors that multiply the averaged write
         self._shape: torch.Size | None = None  # of the write of which a mean is taken
         self._edge: tuple[Any, int] | None = (
             None  # of the write in the graph, if the add is inside a torch.autograd.Function
@@ -158,7 +158,7 @@ class AddEdit(WriteEdit):
             return (), arguments
 
     def on_output(self, out: Tensor) -> None:
-        """Change the gradient of the operator's node to that of s * write."""
+        """Change the gradient of the operator's node to that of the changed write."""
         if self.argument and out.grad_fn is not None:
             raise RuntimeError(
                 f"{self.site.id!r} is written in {self.op.origin}, whose gradient is not that of the changed function."
@@ -187,7 +187,7 @@ class AddEdit(WriteEdit):
         scaled, factors, shape = self._scaled, self._factors, self._shape  # the backward may follow later forwards
 
         def change_gradients(grads: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
-            """Change the gradients of the write: the function is its own adjoint. In place a gradient is that of the base."""
+            """Apply `change_write`, which is its own adjoint, to the gradients of the write (in place: of its base)."""
             if any(k in factors and grad is not None for k, grad in enumerate(grads)):
                 raise RuntimeError(
                     f"mode is 'mean', expected 'zero' for a gradient of the factor of {self.site.id!r}: autograd holds the "
@@ -242,7 +242,7 @@ def _find_token_dims(site: Site, sublayer: Sublayer) -> list[int]:
 
 
 class OutputEdit(WriteEdit):
-    """Editor of the operator whose output is what a sublayer adds: after its norm, before the numbers of B.
+    """Editor of the operator whose output is what a sublayer adds: after its norm, before it is multiplied by B.
 
     Args:
         site: the sublayer.
@@ -280,7 +280,7 @@ class OutputEdit(WriteEdit):
             out.copy_(self.change_write(out))
 
     def on_output(self, out: Tensor) -> None:
-        """Change the gradient of the write: the function is its own adjoint."""
+        """Register `change_write` on the gradient of the write: this function is its own adjoint."""
         if not out.requires_grad:
             return
         is_exact = self.dims is None and (self.s == 0 or (self.s > 0 and self.op.name == "relu"))

@@ -62,7 +62,7 @@ from addnorm.wirings.spec import Wiring
 
 NO_GRADIENTS = "None of the inputs have requires_grad"  # warning of a reentrant checkpoint without gradients
 USAGE = "addnorm.inspect(model, *args, **kwargs)"
-APART = (CENTRED, LONE_ADD, SUM)  # sums that change no stream if no stream has them
+APART = (CENTRED, LONE_ADD, SUM)  # reasons of sums that are listed in `outside` if they are in no stream
 SEVERAL_NORMS = (
     "several norms read the end of the stream and lead to the output: which one is the final norm is not clear"
 )
@@ -172,7 +172,7 @@ def inspect_flow(
 
 
 def _has_numbers(result: Tensor) -> bool:
-    """Return whether a result has a finite number, or holds none at all."""
+    """Return whether a result has a finite number, or is empty or not floating-point."""
     return not (result.is_floating_point() and result.numel()) or bool(result.isfinite().any())
 
 
@@ -183,12 +183,12 @@ def _reads_several(site: Site) -> bool:
 
 
 def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False) -> Inspection:
-    """Return the inspection with the residual program of the run, if there is one that has all residual sums.
+    """Return the inspection with the residual program of the run, if the program contains all residual sums.
 
-    If the program has a wiring of the catalog, it takes the place of the streams, unless these have rows that close and it has
-    rows too. A program of several streams without a wiring is added to an inspection that is not clear, and takes the place of
-    streams without a wiring. A program of a part of the model is a reason why this is not understood. A stream that mixes in an
-    earlier state loses its name if no program has all of the model.
+    A program with a wiring of the catalog replaces the streams, unless their equations close and the wiring has rows. With
+    `as_program` any program replaces them. A program of several streams without a wiring becomes `unnamed` if the inspection does
+    not close; it replaces streams of which none has a wiring. A program of only a part of the model may add its reason to
+    `unknown`. A stream that mixes in an earlier state loses its wiring if no program contains the whole model.
     """
     with torch.no_grad():
         mixed = [stream for stream in inspection.streams if naming.SCALED_SKIP in stream.remarks]
@@ -223,7 +223,7 @@ def find_repeated_program(flow: Flow) -> Program | None:
 
 
 def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:
-    """Check that a model has values, and that no input is nested. Error messages recommend the call `usage`."""
+    """Check that parameters have values and no input is a nested tensor. Error messages recommend the call `usage`."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {usage}.")
     check_parameters(model, usage)
@@ -407,7 +407,10 @@ def _identify_wiring(
 
 
 def _name_streams(chains: Sequence[Chain]) -> list[str]:
-    """Return the name of each stream: "stream" if there is one, otherwise the path of the smallest module with all its adds."""
+    """Return a name for each stream: "stream" if it is the only one, else the path of the module that ran its adds.
+
+    That is the smallest module that ran all of them. Equal paths are numbered.
+    """
     if len(chains) == 1:
         return ["stream"]
     paths = [

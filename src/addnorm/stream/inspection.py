@@ -34,7 +34,7 @@ class Inspection(Rendered):
         target: the inspected model.
         outside: sums that change no stream, such as those of a classification head. Nothing is proven about these sums.
         program: the matrices of the sublayers if no `Row` describes them. Then `streams` and `unknown` are empty.
-        unnamed: a program of several streams that no wiring of `addnorm.wirings` has, beside what is not understood.
+        unnamed: a program of several streams whose matrices no wiring of `addnorm.wirings` has; `unknown` stays as it is.
         results: what the model returned, by place, such as "hidden_states[2]".
 
     Example:
@@ -82,7 +82,7 @@ class Inspection(Rendered):
 
     @property
     def wiring(self) -> str:
-        """The name of the wiring, or all names, as "post_ln / pre_ln"; "unknown" if it has none, "none" without a stream."""
+        """The name of each wiring, as "post_ln / pre_ln": "unknown" if it has none; "none" if there is no stream."""
         return name_wirings(self.parts)
 
     @property
@@ -145,7 +145,7 @@ class Inspection(Rendered):
 
 
 def name_wirings(parts: Iterable[Part]) -> str:
-    """Return the names of the wirings, as "post_ln / pre_ln"; "unknown" for one without a name, "none" without parts."""
+    """Return the name of each part's wiring, as "post_ln / pre_ln": "unknown" if it has none; "none" without parts."""
     return " / ".join(dict.fromkeys(part.wiring.name if part.wiring else "unknown" for part in parts)) or "none"
 
 

@@ -126,7 +126,7 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
 
 
 def _split_streams(program: Program, tensor: Tensor) -> Tensor:
-    """Return a tensor whose streams lie one after the other in a dimension with a dimension of streams."""
+    """Return a tensor with its dimension `n * d`, in which n streams lie one after the other, split into n and d."""
     if program.width in tensor.shape:
         return tensor
     n, d = max(program.sizes), program.width
@@ -144,7 +144,7 @@ class _Named(NamedTuple):
 
 
 def _list_values(inspection: Inspection) -> Iterator[_Named]:
-    """Yield the values of all streams."""
+    """Yield the values of all streams and programs, and the tensors that the model returned."""
     for part in inspection.parts:
         yield from _name_stream(part) if isinstance(part, Stream) else _name_program(part)
     widths = {part.width for part in inspection.parts}
@@ -226,7 +226,7 @@ def _match_dtypes(rows: Tensor, known: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def _compare_in_order(rows: Tensor, value: _Named) -> Location | None:
-    """Return a value of a stream as the location of `rows` if their tokens are equal in their order."""
+    """Return `value` as the location of `rows` if both have the same tokens in the same order; otherwise None."""
     a, b, tolerance = _match_dtypes(rows, value.rows)
     distance = relative_error(a, b) if a.shape == b.shape else math.inf
     return (
@@ -235,7 +235,7 @@ def _compare_in_order(rows: Tensor, value: _Named) -> Location | None:
 
 
 def _compare_tokens(rows: Tensor, value: _Named) -> Location:
-    """Return a value of a stream as the location of `rows`, each compared with the nearest token of the value."""
+    """Return `value` as the location of `rows`, each row compared with the nearest token of the value."""
     a, b, tolerance = _match_dtypes(rows, value.rows)
     place = _find_nearest(a, b)
     distance = relative_error(a, b[place])
@@ -248,6 +248,6 @@ def _compare_tokens(rows: Tensor, value: _Named) -> Location:
 
 def _find_nearest(a: Tensor, b: Tensor) -> Tensor:
     """Return for each token of `a` the index of the nearest token of `b`."""
-    known = b.double()  # distances are products of matrices, which cancel where the tokens have a large offset
+    known = b.double()  # cdist uses matrix products, which lose digits where tokens have a large offset
     step = max(1, MAX_PAIRS // max(1, len(b)))
     return torch.cat([torch.cdist(part.double(), known).argmin(1) for part in a.split(step)])

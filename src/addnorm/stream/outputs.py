@@ -20,7 +20,7 @@ def read_number(value: Any) -> float:
 def find_loss(output: Any) -> Tensor | None:
     """Return the loss in a model's output: its `loss`, the number that a tuple begins with, or an output that is a number.
 
-    It is a single floating-point number; losses of several tokens, and counts, are none.
+    Only a single floating-point number is a loss. For a tensor of several losses, or an integer such as a count, return None.
     """
     if isinstance(output, Tensor):
         return output if not output.dim() and output.is_floating_point() else None
@@ -50,7 +50,10 @@ def find_logits(output: Any) -> Tensor:
 
 
 def measure_divergence(whole: Tensor, without: Tensor) -> float | None:
-    """Return the mean KL divergence in nats of the softmax over the last dimension; None for one element, whose softmax is 1."""
+    """Return KL(whole || without) in nats, the mean over the tokens, for the softmax over the last dimension.
+
+    None if this dimension has one element, whose softmax is always 1.
+    """
     if not whole.dim() or whole.shape[-1] == 1:
         return None
     p, q = (torch.log_softmax(t.double(), -1) for t in (whole, without))

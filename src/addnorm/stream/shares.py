@@ -38,7 +38,7 @@ def find_paths(chain: Chain, k: int) -> Iterator[Path]:
 
 
 class NoPathError(Exception):
-    """Error for a step on a stream that is no view, factor or norm."""
+    """Error for a path between a stream's adds with a step other than a view, a factor or a norm."""
 
 
 def find_step_obstacle(chain: Chain, kinds: Container[str]) -> str:
@@ -103,8 +103,8 @@ def sum_components(parts: Components) -> Tensor:
 def source_shares(parts: Components, total: Tensor) -> dict[str, Tensor]:
     """Return the share of each source in each token, <c_s, x> / |x|^2; the shares of a token sum to 1.
 
-    The share of a source at a depth is the mean of these over the tokens that count, in `Decomposition.mean_shares`, in
-    recordings, and wherever it is shown. (A ratio of means would count a token the more the longer it is.)
+    A single share of a source at a depth, as in `Decomposition.mean_shares` and in recordings, is always the mean of these over
+    the tokens that the mask selects. (A ratio of means would give tokens with a larger norm more weight.)
     """
     size = total.square().sum(-1).clamp_min(torch.finfo(total.dtype).tiny)
     return {name: (part * total).sum(-1) / size for name, part in parts.items()}

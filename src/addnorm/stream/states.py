@@ -86,7 +86,7 @@ class TermError:
 
 
 class _Term(NamedTuple):
-    """Value of a stream, or values of a residual program, in the layout of the stream."""
+    """Term of a stream, or of a residual program, where it may have several values. `place` joins and arranges them."""
 
     name: str
     site: Any  # a `Site` or a `ProgramSite`; None for the ends of a stream
@@ -167,7 +167,7 @@ def _key_terms(inspection: Inspection) -> Iterator[tuple[str, str, _Term]]:
 
 
 def _read(term: _Term) -> Tensor:
-    """Return a term of the run itself."""
+    """Return the tensor of a term as the run computed it."""
     return term.place([value.tensor.detach() for value in term.values])
 
 
@@ -212,7 +212,7 @@ def save_states(inspection: Inspection, path: str | Path) -> Path:
 
 
 def load_saved(path: str | Path, name: str, expected: str) -> Any:
-    """Return what a file of `torch.save` has. A ValueError for another file begins with `name` and says what was `expected`."""
+    """Return the content of a file of `torch.save`. Another file raises a ValueError with `name` and `expected`."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of any kind: the bytes of another file are read as a pickle
@@ -234,9 +234,10 @@ def load_states(path: str | Path) -> States:
 
 
 def match_parallel(inspection: Inspection, reference: States) -> States:
-    """Return the states with parallel sublayers in the model's order: equal kinds first, then the nearest sizes of the outputs.
+    """Return the states of the reference with parallel sublayers in the order of the model.
 
-    The reference may have run the sublayers of one sum in another order.
+    The reference may have run the sublayers of one sum in another order. Sublayers of equal kind are matched, and among these
+    those whose outputs have the nearest norms.
     """
     theirs, terms = reference["inspection"], dict(reference["terms"])
     streams = [*theirs["streams"]]
@@ -252,7 +253,7 @@ def match_parallel(inspection: Inspection, reference: States) -> States:
 
 
 def _order_sites(ours: Sequence[Site], theirs: Sequence[dict[str, Any]], branches: Sequence[Tensor]) -> Iterator[int]:
-    """Yield the index of each of our sublayers in a reference, whose outputs are `branches`."""
+    """Yield for each sublayer of the model the index of its match in the reference, whose outputs are `branches`."""
     sizes = [float(branch.double().norm()) for branch in branches]
     start = 0
     while start < len(ours):
@@ -372,7 +373,7 @@ def _find_orders(ours: Tensor, theirs: Tensor) -> Orders:
 
 
 def _match_copies(inspection: Inspection, ours: Tensor, theirs: Tensor) -> Tensor:
-    """Return the start of a reference with as many streams as that of the model: one value may be that of all streams."""
+    """Return the start of a reference with as many streams as the model's; one value of either may stand for all."""
     if inspection.program is None or theirs.dim() < 3:  # one stream: the dimension before the last is one of tokens
         return theirs
     n, m = ours.shape[-2], theirs.shape[-2]

@@ -1,4 +1,4 @@
-"""The tokens of a stream that count: masks, tensors arranged with the features last, and their statistics."""
+"""Tokens of a stream: masks that select them, tensors arranged with the features last, and their statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_masks(masks: Masks, streams: Collection[str], kwargs: dict[str, Any]) -
 
 
 def _find_mask(mask: Mask | None, kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the mask of a stream, which may be a keyword argument of the model."""
+    """Return a mask as a tensor, or None without a mask; `mask` may be the name of a keyword argument of the model."""
     if mask is None:
         return None
     if not isinstance(mask, Tensor | str):
@@ -54,7 +54,7 @@ def _find_mask(mask: Mask | None, kwargs: dict[str, Any]) -> Tensor | None:
 
 @dataclass
 class TokenMask:
-    """Mask of the tokens that count: those where `mask` is true, or all tokens for None."""
+    """Mask that selects the tokens to measure: those where `mask` is true, or all tokens if it is None."""
 
     mask: Tensor | None = None
 
@@ -72,7 +72,7 @@ class TokenMask:
         return layout.exchange() if sizes is not None and shape != sizes and shape == sizes[::-1] else layout
 
     def flatten(self, layout: TokenLayout | None, shape: Sequence[int], device: torch.device) -> Tensor | None:
-        """Return the mask as `(n,)`, in the order of the tokens of a tensor; None if all tokens count.
+        """Return the mask as `(n,)`, in the order of the tokens of a tensor; None if there is no mask.
 
         Args:
             layout: the layout of the tensor, or None if it is not known.
@@ -127,7 +127,7 @@ class Tokens:
 
     Attributes:
         t: the tensor as `(*, d)`.
-        mask: which of its tokens count, `(n,)`; None for all.
+        mask: mask that selects some of its tokens, `(n,)`; None for all.
         layout: its layout.
         streams: the number of streams that are side by side in the features, if each of them is measured too; otherwise 0.
     """
@@ -144,7 +144,7 @@ class Tokens:
 
     @property
     def counted(self) -> Tensor:
-        """The tokens that count, as `(n, d)`."""
+        """The tokens that the mask selects (all tokens without a mask), as `(n, d)`."""
         return self.flat if self.mask is None else self.flat[self.mask]
 
     def sort(self) -> Tokens | None:
@@ -160,7 +160,7 @@ class Tokens:
 
     @cached_property
     def lengths(self) -> Tensor:
-        """The L2 norm of each token that counts, `(n,)`."""
+        """The L2 norm of each token that the mask selects, `(n,)`."""
         lengths: Tensor = torch.linalg.vector_norm(upcast(self.counted), dim=-1)
         return lengths
 
@@ -214,11 +214,11 @@ class Tokens:
         return first, second
 
 
-# Statistics of tokens, for a recording: few passes, float32 or wider arithmetic. Means are over the tokens that count.
+# Statistics of tokens, for a recording: few passes, float32 or wider arithmetic. Means are over the selected tokens.
 
 
 def write_statistics(x: Tokens, write: Tokens) -> Statistics:
-    """Yield ratio, cosine: the write compared with the stream it is added to, token by token in the same order."""
+    """Yield "ratio" and "cosine" of the write and the stream it is added to, whose tokens must be in the same order."""
     dots = (upcast(x.counted) * upcast(write.counted)).sum(-1)
     yield "ratio", float((write.lengths / x.lengths).mean())
     yield "cosine", float((dots / (x.lengths * write.lengths).clamp_min(torch.finfo(dots.dtype).tiny)).mean())
@@ -231,7 +231,7 @@ def unchanged_share(x: Tokens, write: Tokens) -> float:
 
 
 def state_statistics(tokens: Tokens) -> Statistics:
-    """Yield statistics of the stream after a sublayer: similarity, and of its large elements massive and top.
+    """Yield "similarity" (if it is known), "massive" and "top" of the stream after a sublayer.
 
     "massive" is the number of elements above max(100, 1000 × median |x|), "top" the largest |x| / median |x|. The median is that
     of a sample.

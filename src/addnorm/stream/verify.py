@@ -41,7 +41,7 @@ DAMAGED = (
     "Record it again."
 )
 MOVE, SMALL = 1.5, 64  # how far a parameter of the coefficients is moved if it has at most that many numbers
-SHARES = (1.0, 0.1, 0.01)  # of the moves; the numbers of a deep model may overflow after the first
+SHARES = (1.0, 0.1, 0.01)  # factors of the moves, tried in turn: the numbers of a deep model may overflow
 UNMOVED = ", with the parameters of the coefficients as they are: streams that are equal before training hide errors"
 
 
@@ -257,7 +257,7 @@ def _judge(
 
 
 def _explain_numbers(state: Tensor) -> str:
-    """Return why the equations of a state cannot be told from others, or an empty string."""
+    """Return why a state with NaN, infinity or overflow proves nothing; an empty string if its numbers are in order."""
     numbers = state.double()
     odd = numbers.numel() - int(numbers.isfinite().sum())
     if odd:
@@ -274,7 +274,7 @@ def _verify_program(
 ) -> Verification:
     """Compare the residual program of a model with a wiring of several streams, or with computed coefficients.
 
-    The model with other coefficients is compared: before training, the streams are equal, and a fault cannot be seen.
+    The model is compared with its coefficients' parameters perturbed: before training all streams are equal, which hides faults.
     """
     inspection = model if isinstance(model, Inspection) else inspect_run(model, args, kwargs, as_program=True)
     program = inspection.program
@@ -308,7 +308,7 @@ def _verify_program(
 
 
 def _find_leaves(program: Program) -> tuple[list[Value], list[Op]]:
-    """Return the leaves of the values from which the matrices are made, and the operators that compute them."""
+    """Return the parameters and buffers from which a program's matrices are computed, and the operators in between."""
     matrices = (matrix for site in program.sites for matrix in (site.collapse, site.mix, site.inject))
     return find_leaves(program.spine, [value for matrix in matrices for value in matrix.operands])
 
@@ -320,7 +320,7 @@ def _begins_in_unknown_norm(site: ProgramSite) -> bool:
 
 
 def _has_dropout(program: Program) -> bool:
-    """Return whether a matrix has dropout. That of a sublayer's output is a part of the sublayer."""
+    """Return whether a matrix is random, as with dropout. Dropout of a sublayer's output is a part of the sublayer."""
     spine = program.spine
     carried = {value.op for value in spine.relevant - spine.carrier.sources_set}
     ops = (*_find_leaves(program)[1], *carried)
@@ -357,7 +357,7 @@ def inspect_reference(
     Args:
         model: the reference.
         args, kwargs: the inputs.
-        other: the other model. A reference whose parameters have the same dtypes gets the inputs in theirs.
+        other: the model that is compared. Inputs are cast unless its parameters and the reference's have the same dtypes.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"like is {type(model).__name__}, expected a torch.nn.Module, an Inspection or a path.")

@@ -58,9 +58,10 @@ def find_write_term(sublayer: Sublayer) -> WriteTerm:
 
 
 def _is_moved(scale: Value, write: Value, views: list[Op]) -> bool:
-    """Return whether views after a product keep its factor from being applied to the viewed write.
+    """Return whether views between a write and its factor `scale` prevent its application to the write itself.
 
-    They do not if there are none, the factor is one number, or it is a feature vector and they keep the last dimension.
+    The factor can be applied if there are no views, if it is one number, or if it is a vector over the features and the views
+    keep the last dimension.
     """
     if not views or math.prod(scale.shape) == 1:
         return False
