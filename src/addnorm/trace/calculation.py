@@ -1,6 +1,6 @@
 """`trace`: the computation of Add & Norm and its gradient for one token.
 
-`trace` has many parameters, since each setting of the norm and of the table is one.
+`trace` has many parameters: one for each setting of the norm and of the printed table.
 """
 
 import math
@@ -113,7 +113,7 @@ class _Derivation:
     """Steps of a trace, computed and written into formulas: every step has its value, its formula and its numbers.
 
     Args:
-        of: the trace without steps, which has the settings.
+        of: a trace without steps, which has the settings of the norm.
 
     Attributes:
         v: symbol of the norm's input.
@@ -165,7 +165,7 @@ class _Derivation:
         self, name: str, symbol: str, values: Vector, count: int, formula: str, text: Callable[[int], str] | None = None,
         note: str = "",
     ) -> float:  # fmt: skip
-        """Add a step with a mean, and return the mean. `text` writes its terms."""
+        """Add a step with a mean, and return the mean. `text` returns the text of a term; by default its number."""
         total = _sum(values)
         terms = self.abbreviate(text or (lambda k: (self.operand if k else self.number)(values[k])), " + ")
         value = _divide(total, count)

@@ -88,7 +88,7 @@ class Preset:
 
 
 def _printed(**numbers: str) -> dict[str, Printed]:
-    """Return the printed numbers of each step, written as one text: "1.5 1.0 4.5"."""
+    """Return the `Printed` numbers of each step, from texts such as "1.5 1.0 4.5"."""
     return {step: Printed(tuple(text.split())) for step, text in numbers.items()}
 
 
