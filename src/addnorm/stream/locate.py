@@ -37,7 +37,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Location:
-    """What a tensor is, or what it is nearest to.
+    """Value of a run that a captured tensor equals, or to which it is nearest.
 
     Attributes:
         name: the value of the run in words, such as "the stream after layers.3.mlp"; the nearest one if `found` is False.
@@ -219,7 +219,7 @@ def _is_float8(dtype: torch.dtype) -> bool:
 
 
 def _match_dtypes(rows: Tensor, known: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return the tokens of both tensors in the coarser of both dtypes, and its tolerance."""
+    """Return the tokens of both tensors in the coarser of their dtypes, and the tolerance of this dtype."""
     coarse = max((rows.dtype, known.dtype), key=lambda dtype: torch.finfo(dtype).eps)
     wide = torch.float32 if _is_float8(coarse) else coarse  # for operators that do not take float8
     return rows.to(known.device, wide), known.to(coarse).to(wide), get_tolerance(coarse)

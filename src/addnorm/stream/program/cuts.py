@@ -130,7 +130,10 @@ def list_coefficients(spine: Spine) -> list[Value]:
 
 
 def find_leaves(spine: Spine, operands: Sequence[Value]) -> tuple[list[Value], list[Op]]:
-    """Return the parameters and buffers from which `operands` are computed, and the operators between, up to the streams."""
+    """Return the parameters and buffers from which `operands` are computed, and the operators that compute them.
+
+    The search stops at the values of the streams.
+    """
 
     def follow(value: Value) -> list[Value]:
         return [] if value in spine.relevant else value.inputs

@@ -156,7 +156,7 @@ def _split(leaf: Value, n: int) -> list[_Part]:
 
 
 def _compare_names(own: str, leaf: _Leaf) -> float:
-    """Return how alike two parameters' names are. The order in which assignments are tried saves time, and decides nothing."""
+    """Return how similar the names of two parameters are. The most similar ones are tried first, which saves time."""
     if isinstance(leaf, _Part):
         return float(leaf.role in own)
     return SequenceMatcher(None, own, leaf.name.rpartition(".")[2]).ratio()

@@ -89,7 +89,7 @@ class Forward:
         return [address for address, op in self.ops.items() if self.mode.is_uncertain(op)]
 
     def release(self) -> None:
-        """Release the tensors that wait for a later observer. Hooks of their graph refer to this forward."""
+        """Release the tensors that wait for a later observer: hooks on their graph refer to this forward, a cycle."""
         raise NotImplementedError
 
     def check_masks(self) -> None:
