@@ -20,7 +20,17 @@ STACKS = {
     ),
     "unmodified": Area(
         ("tests/nn/test_unmodified.py",),
-        (Fault("replaced-call-of-a-class", "nn", "or $kind.__call__ is not Module.__call__", ""),),
+        (
+            Fault("replaced-call-of-a-class", "nn", "and $kind.__call__ is Module.__call__", ""),
+            Fault("method-of-an-instance", "nn:_is_changed", "if $name in $own", "if False"),
+        ),
+    ),
+    "plain_steps": Area(
+        ("tests/nn/test_plain_steps.py", "tests/nn/test_stack*.py tests/nn/test_step.py"),
+        (
+            Fault("hook-of-a-sublayer-acts-late", "nn:run_plain", "count_hooks() != $before or ", ""),
+            Fault("state-not-kept-in-the-loop", "nn:_list_steps", 'or $own["keeps_state"]', ""),
+        ),
     ),
     "stack": Area(
         ("tests/nn/test_stack*.py", "tests/nn/test_step.py tests/nn/test_unrolling.py"),
