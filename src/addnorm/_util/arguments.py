@@ -133,7 +133,7 @@ def check_bool(name: str, value: Any, alternative: str = "") -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a real number, known or symbolic. Bools, and ints beyond a float's range, do not count."""
+    """Return whether a value is a real number, known or symbolic, but no bool and no int beyond a float's range."""
     if value.__class__ is float:  # the usual case; the checks below take half a microsecond
         return True
     if isinstance(value, int) and not -(2**1023) < value < 2**1023:

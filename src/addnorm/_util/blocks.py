@@ -53,10 +53,10 @@ class Paragraph:
     Args:
         spans: texts, and pairs of a text and its style.
         style: style of the whole text.
-        indent: columns on the left of every line.
-        hang: further columns on the left of every line but the first.
+        indent: number of empty columns before every line.
+        hang: number of further empty columns before every line but the first.
         space: leave an empty line above.
-        width: wrap at this width where the terminal is wider.
+        width: number of columns at which the text wraps, also in a wider terminal.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Column:
 
     Attributes:
         header: heading; it may have several lines.
-        align: side of the texts; None is right for a column of numbers, and left for others.
-        fold: wrap long texts. Others stay on one line.
-        drop: when the column is left out of a table that is wider than the terminal: never, before the gaps between the columns
-            become narrower ("first"), or after that ("last"). The rightmost column is left out before the others.
+        align: side on which the texts are aligned; None is right for a column of numbers, and left for others.
+        fold: wrap long texts. Without `fold` every text stays on one line.
+        drop: when the column is left out of a table that is wider than the terminal: "never", "first" (before the gaps between
+            the columns become narrower) or "last" (after that). Of several such columns the rightmost is left out first.
         style: style of the column's texts.
     """
 
@@ -110,7 +110,7 @@ class CellText(NamedTuple):
     Attributes:
         text: the text.
         style: its style, without those of row and column.
-        value: a float with all digits, for programs.
+        value: the number with all digits, for programs; empty unless the cell is a float in a column of numbers.
         is_number: whether the cell's column has numbers only.
     """
 
@@ -168,7 +168,7 @@ class Table:
 
     @cached_property
     def numeric(self) -> list[bool]:
-        """For each column whether it has numbers and no text."""
+        """Whether each column has numbers and no text."""
         columns = [[row[k] for row in self.rows if row[k] is not None] for k in range(len(self.columns))]
         return [bool(cells) and not any(isinstance(cell, str | tuple) for cell in cells) for cells in columns]
 

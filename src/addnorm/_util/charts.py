@@ -24,13 +24,13 @@ NUM_LOOKS = 7
 STRIDES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 384, 768)  # between two numbers on an axis of depth
 LOG_RATIO = 10.0  # a larger ratio of largest to smallest value needs a logarithmic axis
 ROW = 18  # pixels: height of a map's row
-GAP = 2  # sublayers between two streams on an axis of depth
+GAP = 2  # distance between two streams on an axis of depth, in sublayers
 
 
 def choose_looks(wirings: Sequence[str]) -> list[int]:
-    """Return for each wiring of a chart the index of its colour and marker: its own, or a free one if that is taken or unknown.
+    """Return the index of the colour and marker of each wiring.
 
-    Numbers from 7 on have a colour again, with another dash.
+    It is that of `LOOKS`, or a free index if that is taken or missing. From index 7 on the colours repeat, with another dash.
 
     Example:
         >>> from addnorm._util.charts import choose_looks
@@ -54,8 +54,8 @@ class Axis(NamedTuple):
     Attributes:
         label: the quantity.
         log: whether the axis is logarithmic.
-        ticks: labels by their place on the axis; None for round numbers. Only labels that are numbers may be left out for room.
-        groups: first and last place of each group, by its name, which is written below the ticks.
+        ticks: labels by their place on the axis; None means round numbers. Numbers are left out if there is no room.
+        groups: first and last place of each group, by the group's name. The names are written below the ticks.
     """
 
     label: str
@@ -72,8 +72,8 @@ class Series(NamedTuple):
         points: x and y of each point. NaN and infinity are marked at the top of the panel.
         kinds: the kind of sublayer of each point, which selects the marker. Without kinds there are no markers.
         form: a line with its markers, dots alone, or bars.
-        colour, dash: numbers of the colour and of the dash. None is the number of the series, and the dash of the colour, which
-            changes each time that the colours repeat.
+        colour, dash: indices of the colour and of the dash. If the colour is None, it is the index of the series' label in the
+            chart. If the dash is None, it follows from the colour and changes each time that the colours repeat.
     """
 
     label: str
@@ -92,7 +92,8 @@ class Panel(NamedTuple):
         series: the series.
         limits: range of the axis, beyond which lines are cut off; None if the values decide.
         least: range that a linear axis covers at least.
-        log: whether the axis is logarithmic; None means: if no value is negative and the values are far apart.
+        log: whether the axis is logarithmic. None means: if no value is negative, the positive values span more than a factor of
+            `LOG_RATIO`, and neither `limits` nor `least` is set.
         lines: y of horizontal lines by their labels. Lines out of range are not drawn.
         height: height in pixels.
         x: the panel's own x axis; None is the x axis of the chart.
@@ -119,7 +120,7 @@ class Panel(NamedTuple):
 
     @property
     def scale(self) -> Scale:
-        """The y axis. A linear axis without `limits` includes 0, since noise would look large otherwise."""
+        """The y axis. A linear axis without `limits` and `least` includes 0: otherwise small differences look large."""
         values = [y for series in self.series for _, y in series.points if math.isfinite(y)]
         positive = [y for y in values if y > 0]
         low, high = min(values, default=0.0), max(values, default=1.0)
@@ -143,8 +144,8 @@ class Map(NamedTuple):
     Attributes:
         label: what the panel shows.
         sources: names of the sources.
-        shares: for each depth the number of every source.
-        most: magnitude with the strongest colour, shared by the maps of a chart.
+        shares: the numbers of all sources at each depth.
+        most: magnitude that has the strongest colour, the same in all maps of a chart.
     """
 
     label: str
@@ -154,12 +155,12 @@ class Map(NamedTuple):
 
     @property
     def series(self) -> Sequence[Series]:
-        """No series: a map has cells."""
+        """Empty, since a map has cells in place of series."""
         return ()
 
     @property
     def cells(self) -> list[list[float]]:
-        """For each source its numbers by depth, NaN before the source's write."""
+        """The numbers of each source by depth. Leading zeros are NaN: the source is not written yet."""
         rows = [*zip(*self.shares, strict=True)]
         begins = [next((k for k, share in enumerate(row) if share), 0) for row in rows]
         return [[*[math.nan] * begin, *row[begin:]] for row, begin in zip(rows, begins, strict=True)]
@@ -191,7 +192,7 @@ class Chart:
     table: Table = field(default_factory=lambda: Table([], []))
 
     def with_table(self, head: Sequence[str], names: Mapping[float, Sequence[Cell]], caption: str) -> Chart:
-        """Return the chart with a table that has a line for each x in `names`: its names, then the numbers of all series."""
+        """Return the chart with a table. Each x in `names` has a row: these cells, then the numbers of all series."""
         labels = {series.label for panel in self.panels for series in panel.series}
         columns: dict[str, dict[float, float]] = {}
         for panel in self.panels:
@@ -262,7 +263,10 @@ def number_axis(places: Iterable[float]) -> Axis:
 
 
 def depth_axis(sites: Sequence[Any]) -> tuple[Axis, dict[str, float]]:
-    """Return an axis of depth, and the place of each site by its id: sublayers from 1, one stream after the other."""
+    """Return an axis of depth, and each site's place on it by the site's id.
+
+    Each stream's sublayers are numbered from 1. Several streams are placed one after the other.
+    """
     places: dict[str, float] = {}
     ticks: dict[float, str] = {}
     groups: dict[str, tuple[float, float]] = {}

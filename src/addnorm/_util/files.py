@@ -20,7 +20,7 @@ LONGEST = 200  # bytes of a temporary file's name that come from the file's name
 
 
 class UnwritableError(OSError):
-    """A path that cannot be written. The message is one sentence that begins with the argument's name."""
+    """Error for a path that cannot be written. The message is one sentence that begins with the argument's name."""
 
 
 def check_writable(path: str | Path, *, name: str = "path") -> None:

@@ -40,7 +40,7 @@ def to_jsonable(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Document:
-    """Base of a dataclass whose JSON form has its attributes but those without `repr`, and the properties in `PROPERTIES`."""
+    """Base of dataclasses with a JSON form: the fields with `repr=True`, and the properties named in `PROPERTIES`."""
 
     PROPERTIES: ClassVar[tuple[str, ...]] = ()
 

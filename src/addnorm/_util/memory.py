@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
-LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")  # of a container
+LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")  # a container's limit and usage
 
 
 def free_memory() -> float:

@@ -19,7 +19,7 @@ class NormKind(NamedTuple):
 
     Attributes:
         title: the name that texts show.
-        code: the number in the operators' schemas and in the kernels; 2 is that of a call without a norm.
+        code: the norm's number in the operators' schemas and in the kernels; 2 (`NONE`) stands for a call without a norm.
         is_centred: whether the mean is subtracted.
         has_bias: whether torch's module has a bias, and torch's function takes a bias.
         eps: the default of torch's module; None: the machine epsilon of the arithmetic.

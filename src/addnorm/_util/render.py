@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # columns of plain text
 GAP = 2  # columns between two columns of a table
-LEAST = 20  # columns of a console, also of one that says that it has fewer: rich prints nothing into 0 columns
-FOLDED = 8  # columns that a folding column keeps before others are left out
-NARROW = 60  # columns that titles and captions may take beside a table that is narrower
+LEAST = 20  # minimum columns of a console, also of one that reports fewer: rich prints nothing into 0 columns
+FOLDED = 8  # width that a column with `fold` keeps before other columns are left out
+NARROW = 60  # columns that a title or a caption may use even if its table is narrower
 SCROLL = 30  # rows of a table beyond which it scrolls in a notebook
 
 # Each style in a terminal and in HTML.
@@ -237,10 +237,10 @@ def _rich_table(
 
     Args:
         table: the table.
-        places: indices of the columns that are shown; None is all.
-        gap: columns between two columns.
+        places: indices of the columns that are shown; None means all columns.
+        gap: number of blanks between two columns.
         broken: put headings in two lines, except those of columns that are dropped first.
-        folded: largest width of the folding columns.
+        folded: maximum width of the columns with `fold`.
     """
     from rich.table import Table as RichTable
     from rich.text import Text

@@ -43,9 +43,9 @@ Cells = dict[str, Any]  # texts by the name of the column, and the "style" of th
 
 
 def group_sites(sites: Iterable[Any], describe: Callable[[Any], Cells]) -> Iterator[tuple[list[Any], Cells]]:
-    """Yield the sublayers of each line of a table with their cells: consecutive layers with equal cells share their lines.
+    """Yield the sublayers and the cells of each line of a table. Consecutive layers with equal cells share their lines.
 
-    The cells are those of `describe`, with the kind, the module, the layer, the error and the style of the line.
+    The cells are those that `describe` returns, and the kind, the module, the layer, the error and the style of the line.
     """
     layers: dict[int, list[tuple[Any, Cells]]] = {}
     for site in sites:

@@ -78,7 +78,7 @@ def chart_file(chart: Chart) -> str:
 
 
 def chart_image(chart: Chart) -> str:
-    """Return a chart as an HTML image, for notebooks, whose pages have other styles."""
+    """Return a chart as an HTML image, for notebooks, whose pages have their own styles."""
     data, text = base64.b64encode(chart_file(chart).encode()).decode(), escape(f"{chart.title}. {chart.caption}")
     return f'<img style="width:100%;max-width:{WIDE}px" alt="{text}" src="data:image/svg+xml;base64,{data}">'
 
@@ -123,7 +123,7 @@ def _style_classes(series: Series, labels: Sequence[str]) -> str:
 
 
 def _list_legend(chart: Chart, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names in the legend with their swatches; some come again."""
+    """Yield the name and swatch of each legend entry; a name that several panels use is yielded several times."""
     for panel in chart.panels:
         if isinstance(panel, Map):
             has_negative = any(share < 0 for column in panel.shares for share in column)
@@ -205,7 +205,7 @@ def _draw_panel(panel: Panel, labels: Sequence[str], across: Scale, width: float
         return 6 + panel.height * (1 - scale.place(y))
 
     yield from (_text(-7, level(tick) - 2, format_tick(tick), "end") for tick in scale.ticks())
-    # The inner element cuts off what lies beyond the limits.
+    # The inner element cuts off lines beyond the limits.
     yield f'<svg y="-6" width="{_number(width)}" height="{_number(panel.height + 12)}">'
     rules = {
         "grid": scale.ticks(),
@@ -263,9 +263,10 @@ def _draw_map(panel: Map, width: float, margin: float) -> Iterator[str]:
 
 
 def _strength(part: float) -> float:
-    """Return the strength of the colour of a part of the largest share, with the part's sign: the root of its magnitude.
+    """Return the strength of the colour of a share, given as a part of the largest share.
 
-    Shares in a deep stream are small and of either sign, except that of x_0.
+    It is the square root of the part's magnitude, with the part's sign. The root keeps small shares visible: in a deep stream all
+    shares but that of x_0 are small.
     """
     return math.copysign(math.sqrt(min(abs(part), 1.0)), part)
 

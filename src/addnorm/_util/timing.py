@@ -21,12 +21,13 @@ def interleave(
 ) -> dict[str, list[T]]:
     """Call every sampler once a round, in an order that changes from round to round, and return the samples of each.
 
-    Within the rounds each sampler follows every other one equally often (the square of Williams, reversed in every other cycle
-    for odd numbers): one that always followed the same other one would find the caches as that one left them.
+    Over the rounds each sampler follows every other one equally often: the order is a Williams square, reversed in every other
+    cycle, which odd numbers of samplers require. A sampler that always followed the same one would find the caches as that
+    one left them.
 
     Args:
         samplers: functions that take one sample each.
-        rounds: numbers of the rounds, as of a `range`, or of a generator that ends when the time is up.
+        rounds: the numbers of the rounds: a `range`, or a generator that ends when the time is up.
         failed: called with the name and the error of a sampler that raises, which ends its sampling. None: errors propagate.
 
     Example:
@@ -82,11 +83,11 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval of the median that values are drawn around, from their order alone: no distribution is assumed.
+    """Return a 95% confidence interval of the median of the distribution that `values` are drawn from, whichever it is.
 
     A value is below the median with probability 1/2, so the number of values below it is binomial. The interval is from the k-th
-    smallest to the k-th largest value, with the largest k for which it holds the median with at least 95%. Fewer than six values
-    have no such k: the interval is from -inf to inf.
+    smallest to the k-th largest value, with the largest k for which it contains the median with a probability of at least 95%.
+    Fewer than six values have no such k: the interval is from -inf to inf.
 
     Example:
         >>> from addnorm._util.timing import median_interval
@@ -94,7 +95,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
         ((2, 8), (-inf, inf))
     """
     ordered, n = sorted(values), len(values)
-    tails = accumulate(math.comb(n, below) for below in range(n))  # of 2**n
+    tails = accumulate(math.comb(n, below) for below in range(n))  # out of 2**n
     k = sum(2 * tail * 20 <= 2**n for tail in tails)
     return (ordered[k - 1], ordered[-k]) if k else (-math.inf, math.inf)
 

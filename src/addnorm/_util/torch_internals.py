@@ -1,8 +1,9 @@
 """Undocumented parts of torch that the package uses, and settings of the whole process, each with its reason.
 
-Tested with torch 2.10 to 2.15. Where a torch lacks one, nothing fails at import: what the operation needs has a replacement, or
-the formulas of `reference.py` compute in eager torch (`MISSING`); a tool that needs one raises an error that names it.
-`tests/util/test_torch_internals.py` removes each; the tests of the tools fail if a newer torch changes one.
+Tested with torch 2.10 to 2.15. If a version of torch lacks such a part, nothing fails at import. A part that the operation needs
+has a replacement, or the formulas of `reference.py` compute in eager torch (`MISSING`). A tool that needs the part raises an
+error that names it. `tests/util/test_torch_internals.py` removes each part. The tests of the tools fail if a newer torch changes
+a part.
 """
 
 import os
@@ -19,12 +20,13 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.hooks import RemovableHandle
 
-# What the kernels need and this torch lacks: the operation computes by its formulas then, and `addnorm.backends()` says so.
+# The parts that the kernels need and this torch lacks. If there are any, the formulas of `reference.py` compute the operation,
+# and `addnorm.backends()` says so.
 MISSING: list[str] = []
 
 
 def _find(name: str, otherwise: Any = None) -> Any:
-    """Return a part of torch by its name; where torch lacks it, `otherwise`, or a function that raises an error."""
+    """Return a part of torch by its name. If torch lacks it, return `otherwise`, or a function that raises an error."""
 
     def fail(*_: Any, **__: Any) -> NoReturn:
         raise RuntimeError(
@@ -38,7 +40,7 @@ def _find(name: str, otherwise: Any = None) -> Any:
 
 
 def _kernels_need(name: str, otherwise: Any = None) -> Any:
-    """Return a part of torch without which no kernel is called."""
+    """Return a part of torch without which no kernel is called. If torch lacks it, add its name to `MISSING`."""
     part = _find(name, MISSING)
     if part is not MISSING:
         return part
@@ -54,7 +56,7 @@ def _any_requires_grad(*arguments: Any, **options: Any) -> bool:
 
 
 def _parse_schema(text: str) -> Any:
-    """Parse a schema by defining an operator with it, for a torch without a parser."""
+    """Parse a schema by defining an operator with it, for versions of torch without a schema parser."""
     name = f"schema{len(_parsed)}"
     _parsed.append(torch.library.Library("addnorm_schemas", "FRAGMENT"))
     _parsed[-1].define(f"{name}({text.partition('(')[2]}")
@@ -65,21 +67,21 @@ _parsed: list[Any] = []
 
 
 class _NoTensor:
-    """A class of tensors that this torch lacks: nothing is an instance of it."""
+    """Placeholder for a tensor class that this torch lacks. It has no instances."""
 
 
 # Whether any argument, or an item of a list, is a tensor that requires a gradient: one call instead of a loop at every call.
 any_requires_grad = _find("torch._C._any_requires_grad", _any_requires_grad)
 # Increments the version counters of tensors that an operator wrote, so that autograd detects the change.
 increment_version = _find("torch._C._increment_version", torch.autograd.graph.increment_version)
-# The node of the graph whose backward runs, in a hook of one of its outputs.
+# The autograd node whose backward is running, for a hook of one of the node's outputs.
 current_node = _find("torch._C._current_autograd_node")
 # Contexts in which operators have no gradient; the second one also leaves version counters as they are.
 BelowAutograd = _kernels_need("torch._C._AutoDispatchBelowAutograd", nullcontext)
 BelowAutogradInPlace = _kernels_need("torch._C._AutoDispatchBelowADInplaceOrView", nullcontext)
 # The dispatch keys that are left for an autograd kernel's own call of its operator.
 AfterAutograd = _kernels_need("torch._C._after_autograd_keyset")
-# The operators that are defined already, for one that the C++ library may have defined.
+# The parser of schemas, and the schemas of an operator by name, empty if it is not defined: the C++ library may have defined it.
 parse_schema = _kernels_need("torch._C.parse_schema", _parse_schema)
 find_schemas = _kernels_need("torch._C._jit_get_schemas_for_operator", lambda name: [])
 
@@ -87,7 +89,7 @@ find_schemas = _kernels_need("torch._C._jit_get_schemas_for_operator", lambda na
 FakeTensor = _find("torch._subclasses.fake_tensor.FakeTensor", _NoTensor)
 FakeTensorMode = _find("torch._subclasses.fake_tensor.FakeTensorMode")
 unset_fake_temporarily = _find("torch._subclasses.fake_tensor.unset_fake_temporarily")
-# Operators without the `__torch_function__` of subclasses.
+# Context in which operators skip the `__torch_function__` of subclasses.
 WithoutSubclasses = _find("torch._C.DisableTorchFunctionSubclass")
 # Whether a tensor belongs to a transform of `torch.func`.
 is_transformed = _find("torch._C._functorch.is_functorch_wrapped_tensor")
@@ -96,11 +98,11 @@ is_batch_of_gradients = _find("torch._C._functorch.is_legacy_batchedtensor")
 # torch's operators of a whole encoder layer and of attention, which a graph of `nn.TransformerEncoderLayer` has.
 encoder_layer = _find("torch._transformer_encoder_layer_fwd")
 multi_head_attention = _find("torch._native_multi_head_attention")
-# The code of torch's call of a module, and folders of torch: frames of the running program are recognized by them.
+# The code of `nn.Module._call_impl`, and folders of torch: frames of the call stack are recognized by them.
 MODULE_CALL = _find("torch.nn.Module._call_impl", nn.Module.__call__).__code__
 TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
 FSDP_FOLDER = str(Path(torch.__file__).parent / "distributed" / "fsdp")
-# The hooks of all modules, by which a module's call differs from its forward.
+# torch's tables of global module hooks, which act on every module. With such hooks a module's call does more than its forward.
 GLOBAL_HOOKS = [
     hooks for name, hooks in vars(nn.modules.module).items() if name.startswith(("_global_forward", "_global_backward"))
 ]
@@ -112,7 +114,7 @@ _dispatch_modes = _kernels_need("torch._C._len_torch_dispatch_stack", lambda: 0)
 _jit_trace = _kernels_need("torch._C._get_tracing_state", lambda: None)
 _mode = _kernels_need("torch._C._get_dispatch_mode", lambda key: None)
 _TRACERS = [_find(f"torch._C._TorchDispatchModeKey.{name}", name) for name in ("PROXY", "FUNCTIONAL")]
-_forward_ad: Any = forward_ad  # whose level is a module attribute: the public way to ask is several times slower
+_forward_ad: Any = forward_ad  # its level is a module attribute: the public function is several times slower
 for _name in (  # used in functions below
     "torch.autograd.forward_ad._current_level", "torch._C._ExcludeDispatchKeyGuard", "torch._C.DispatchKeySet",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy", "torch._C._dynamo.eval_frame._FrameAction",
@@ -122,34 +124,40 @@ for _name in (  # used in functions below
 
 
 def get_default_store() -> Any:
-    """Return the store of the default process group, in which processes find each other without a collective."""
+    """Return the store of the default process group, through which processes exchange values without a collective."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
 
 
 def count_hooks() -> int:
-    """Return how many hooks were registered in this process: a later call shows whether there are new ones, if torch counts."""
+    """Return the number of hooks that were ever registered in this process, or 0 if torch does not count them.
+
+    If a later call returns a larger number, there are new hooks.
+    """
     return getattr(RemovableHandle, "next_id", 0)
 
 
 def count_global_hooks() -> list[int]:
-    """Return the number of hooks of all modules in each of torch's tables, without those that act in other threads alone."""
+    """Return the number of global module hooks in each of torch's tables.
+
+    Hooks that act only in other threads are not counted.
+    """
     here = threading.get_ident()
     return [sum(_threads.get(key, here) == here for key in [*hooks]) for hooks in GLOBAL_HOOKS]
 
 
 def has_any_global_hook() -> bool:
-    """Return whether any hook of all modules acts in this thread."""
+    """Return whether any global module hook acts in this thread."""
     return bool(_has_any_global_hook()) and any(count_global_hooks())
 
 
 @contextmanager
 def hook_this_thread(before: Callable[[nn.Module], None], after: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Call functions before and after each call of a module in this thread; what other threads compute stays as it is.
+    """Call `before` and `after` around each call of a module in this thread. Other threads are not affected.
 
-    torch's hooks of all modules are those of the process: where it has any, modules are called whose formula would be computed
-    without a call.
+    torch's global module hooks belong to the process. In a thread where such hooks act, this library calls modules whose formulas
+    it computes without a call otherwise.
     """
     here = threading.get_ident()
 
@@ -182,7 +190,8 @@ def has_transform() -> bool:
     return _forward_ad._current_level >= 0 or in_function_transform()  # type: ignore[no-any-return]  # torch does not type it
 
 
-# Whether the formulas must compute: a transform of `torch.func` or a forward-mode derivative is active, or no kernel is called.
+# Whether the formulas of `reference.py` must compute the operation: a transform of `torch.func` or a forward-mode derivative is
+# active, or parts that the kernels need are missing.
 in_transform: Callable[[], bool] = (lambda: True) if MISSING else has_transform
 
 
@@ -220,8 +229,8 @@ def mark_as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
 def exclude_from_capture(*functions: Any) -> None:
     """Exclude functions, and the functions that they call, from capture by torch.compile's frontend.
 
-    A backward in Python that runs between two graphs of a compiled model, as where a model returns gradients, would be captured
-    as if it were compiled, and a compiled backward has no second derivative. `torch.compiler.disable` would import all of Dynamo.
+    A model that returns gradients runs a backward in Python between two compiled graphs. The frontend would compile this
+    backward too, and a compiled backward has no second derivative. `torch.compiler.disable` would import all of Dynamo.
     """
     if MISSING:
         return
@@ -239,7 +248,10 @@ def forget_code(code: CodeType) -> None:
 
 
 def keep_donated_buffers(keep: bool) -> AbstractContextManager[None]:
-    """Return a context in which, with `keep`, compiled backwards do not reuse the memory of saved tensors, in this thread."""
+    """Return a context in which compiled backwards of this thread do not reuse the memory of saved tensors.
+
+    With `keep` False they may reuse it.
+    """
     from torch._functorch import config
 
     return config.patch(donated_buffer=not keep)  # type: ignore[no-any-return]  # torch does not type it
@@ -247,9 +259,10 @@ def keep_donated_buffers(keep: bool) -> AbstractContextManager[None]:
 
 @contextmanager
 def guard_hooks() -> Iterator[None]:
-    """Let torch.compile's frontend check for hooks in the block; otherwise it ignores later changes of them.
+    """Make torch.compile guard on module hooks in the block.
 
-    The setting is that of the process. `config.patch` must be left in the thread that enters it.
+    Without these guards a compiled graph ignores hooks that are added or removed later.
+    The setting applies to the whole process. `config.patch` is not used: it must be left in the thread that enters it.
     """
     from torch._dynamo import config  # slow to import
 
