@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 Row = dict[str, Any]
-Rows = Mapping[str, Row]  # of a case, by variant
+Rows = Mapping[str, Row]  # the rows of a case, by variant
 Results = dict[str, list[Row]]  # rows by part of the document
 Document = dict[str, Any]
 Progress = Callable[[str], object]
-Call = Callable[..., Any]  # that is timed
+Call = Callable[..., Any]  # a function that is timed
 Makers = Mapping[str, Callable[[], Call]]  # functions that make the variants of a case
 Selection = Mapping[str, Sequence[Any]]
 Number = Callable[[Rows], float | None]
@@ -39,7 +39,7 @@ class Case(SimpleNamespace):
     """
 
     def __init__(self, **values: Any) -> None:
-        # JSON has lists for tuples: a case that was read is the one that was written.
+        # JSON stores tuples as lists. Converted back, a case that was read equals the one that was written.
         super().__init__(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
     def __hash__(self) -> int:  # type: ignore[override]  # a case is never changed
@@ -77,12 +77,12 @@ def grid(**values: Any) -> list[Case]:
 
 
 def has(**values: Any) -> Condition:
-    """Return a predicate that is true for cases with these values, each a single one or any of several."""
+    """Return a predicate that is true for cases with these values. A list of values stands for any of them."""
     return lambda case: all(getattr(case, name, None) in _choices(some) for name, some in values.items())
 
 
 def _choices(some: Any) -> Any:
-    """Return the members of a list, tuple, range or dict, or a single value as the only one."""
+    """Return a list, tuple, range or dict as it is, and any other value in a list."""
     return some if isinstance(some, list | tuple | range | dict) else [some]
 
 

@@ -21,7 +21,7 @@ from addnorm.ops import backends, cpu
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MAX_OTHERS = 0.5  # cores that other processes may use during a run whose times are published
-ASSUMED_CACHE = 32 * 1024**2  # bytes of the last cache where the system does not report it
+ASSUMED_CACHE = 32 * 1024**2  # bytes of the last-level cache if the system does not report it
 
 
 def describe() -> dict[str, Any]:
@@ -89,13 +89,13 @@ def meter_load() -> Callable[[], dict[str, float | None]]:
 
 
 def _busy_seconds() -> float | None:
-    """Return the seconds that all cores have worked since the machine started, or None if the system does not report them."""
+    """Return the CPU seconds that all cores have worked since the machine started, or None if they are not reported."""
     times = re.match(r"cpu +(\d+) (\d+) (\d+) \d+ \d+ (\d+) (\d+)", _text(Path("/proc/stat")))
     return None if times is None else sum(map(int, times.groups())) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_seconds() -> float:
-    """Return the seconds that this process and its finished children have worked."""
+    """Return the CPU seconds that this process and its finished children have used."""
     return sum(os.times()[:4])
 
 

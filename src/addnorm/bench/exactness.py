@@ -5,8 +5,8 @@ implementation is computed from the z that the implementation returned. With dro
 is computed from its z.
 
 RMSNorm is also compared with the formulas of models in bfloat16. The kernels add the squares in another order than torch
-does, so now and then an element at the edge of a rounding falls to its other side. Another order of rounding changes a
-quarter of the elements. Source: LlamaRMSNorm, GemmaRMSNorm and T5LayerNorm of transformers.
+does, so now and then an element rounds to the neighbouring value. Another order of rounding changes a quarter of the
+elements. Source: LlamaRMSNorm, GemmaRMSNorm and T5LayerNorm of transformers.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def dropout_mask(tensors: Set, z: Tensor) -> Tensor:
 
 
 def errors_of(case: Case, tensors: Set, named: Tensors) -> Numbers:
-    """Return the relative L2 error of each of an implementation's results, given its z. The error of z is to the exact stream."""
+    """Return the relative L2 error of each result: of z against the exact stream, of the others given this z."""
     exact = truth(case, tensors, named)
     return {name: relative_error(t.detach(), exact[name]) for name, t in named.items()}
 
@@ -121,10 +121,11 @@ class WrongError(ValueError):
 def check(case: Case, call: Call, tensors: Set) -> Numbers:
     """Return the relative L2 error of each output and gradient of one call.
 
-    A stream that was rounded too coarsely has an error of its own. The dropout mask comes from z.
+    The errors of y and of the gradients are those given z, from which the dropout mask is computed too. The error of z shows
+    whether the stream was rounded too coarsely.
 
     Raises:
-        WrongError: an output has another dtype or shape, an error exceeds its tolerance, or dropout drops another share.
+        WrongError: an output has another dtype or shape, an error exceeds its tolerance, or dropout keeps a wrong share.
     """
     named, dtypes, most = results(case, call, tensors), DTYPES[case.dtype], tolerances(case)
     for name, dtype in (("y", dtypes.branch), ("z", dtypes.stream)):
@@ -155,10 +156,10 @@ KEPT = {  # job: its name here, the number of tensors of rows x d that are saved
     "dropout": (f", dropout {DROPOUT}", 1, 8),  # and the seed
     "everything": (", all options", 2, 8),  # and the branch, which the gradient of layer_scale needs
 }
-# Relative errors in roundings of the dtype: one, where the arithmetic is wider than the dtype, a few where it is not.
+# Bounds of the relative errors, in roundings of the dtype: one if the arithmetic is wider than the dtype, else a few.
 ROUNDINGS = {"float32": 8, "bfloat16": 1, "float16": 1, "float64": 8}
 LIMITS = {"float32": ("<", 1e-6), "bfloat16": ("<=", 2e-3)}  # of a parameter's gradient, by the parameter's dtype
-PARAMETERS = {  # dtypes of the parameters by that of a case, by that of z
+PARAMETERS = {  # by the dtype of z: the dtypes of the parameters, by the name of a case's dtypes
     "float32": {"float32": "float32"},
     "bfloat16": {"bfloat16": "bfloat16", "wide parameters": "float32"},
 }
@@ -187,9 +188,9 @@ def errors(norm: Norm, dtype: str, rows: int = 4096, d: int = 768, job: str = "f
 
 
 def bias_gradient_of_ones() -> Numbers:
-    """Return for "eager" and "addnorm" the bfloat16 bias gradient of one feature, the furthest from the exact `ROWS_OF_ONES`.
+    """Return, for "eager" and "addnorm", the bfloat16 bias gradient of the feature with the largest error.
 
-    The gradient of every element of y is one, so each feature of the bias gradient is the number of rows.
+    The gradient of every element of y is one, so the exact bias gradient of each feature is the number of rows, `ROWS_OF_ONES`.
     """
     case = Case(norm="layer", job="forward_backward", rows=ROWS_OF_ONES, d=64, dtype="bfloat16")
     tensors = inputs(case)
@@ -213,7 +214,7 @@ def bytes_saved(norm: Norm, dtype: str, job: str) -> dict[str, int]:
 def facts(norm: Norm, dtype: str, by_variant: dict[str, Numbers]) -> Iterable[Row]:
     """Yield a result row for each fact about a norm in a dtype: addnorm's number beside its bound, and eager PyTorch's.
 
-    `torch` is PyTorch's number, or for a model's formula that of another rounding order.
+    The column `torch` has PyTorch's number; for a model's formula it has addnorm's number with another order of rounding.
 
     Args:
         norm: the norm.

@@ -46,7 +46,7 @@ def sized(size: int, *ds: int) -> list[tuple[int, int]]:
     return [(size // 2 // d, d) for d in ds]
 
 
-# First a case of every kind, at d = 4096, then the other sizes: the cases that the budget leaves are more of the same kinds.
+# First a case of every kind, at d = 4096, then the other sizes: cases for which the budget is too short are of measured kinds.
 TIERS = (
     ("bfloat16", (*APART, "forward"), sized(LARGE, 4096)),
     ("bfloat16", APART, sized(LARGE, *TARGET_D)),
@@ -97,7 +97,7 @@ def measure(case: Case, *, rounds: int, variants: Sequence[str] | None = None) -
 
 def _time_variants(case: Case, rounds: int, names: Sequence[str]) -> Results:
     """Check every variant and time the variants in turns. A variant that fails is left out."""
-    tensors = cache(partial(jobs.inputs, case, case.device))  # of all variants; too large ones fail in each
+    tensors = cache(partial(jobs.inputs, case, case.device))  # for all variants; too large tensors fail in each
     makers = {name: lambda name=name: check_variant(case, name, tensors()) for name in names}
     # A GPU's backward runs in another thread, where this setting does not apply; there the first backward retains its graph
     # too. The setting here keeps such graphs apart from the others in the compiler's cache.
@@ -126,7 +126,7 @@ def check_variant(case: Case, name: str, tensors: jobs.Set) -> Call:
 
 
 def sample(device: str, call: Call) -> tuple[float, float]:
-    """Return the microseconds of a call on the device and by the wall clock. On a CPU both are the wall clock's."""
+    """Return the microseconds of a call on the device and by the wall clock. On a CPU both are wall-clock times."""
     # Another number of threads would compile a graph again.
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     wall = 1e6 * float(timer.timeit(REPEATS).mean)
@@ -139,7 +139,7 @@ def sample(device: str, call: Call) -> tuple[float, float]:
 
 @cache
 def _copy(device: str) -> Call:
-    """Return a large copy within the device by a kernel.
+    """Return a function that copies a large tensor within the device, by a kernel.
 
     On an H200 the driver's copy reached two thirds of the bandwidth (https://github.com/NVIDIA/cccl/issues/1672), so a share of
     the driver's bandwidth would be too high.
@@ -173,7 +173,7 @@ def describe(cases: Sequence[Case]) -> Document:
 
 
 def finish(results: Results, head: Document) -> Document:
-    """Return the parts of the document, with the share of each row's bandwidth in a large copy's."""
+    """Return the parts of the document. Each row gets its bandwidth as a share of the bandwidth of a large copy."""
     rates = [row["bytes_per_second"] for row in results["copies"]]
     copied = statistics.median(rates) if rates else math.nan
     for row in results["rows"]:

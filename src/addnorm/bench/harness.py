@@ -41,7 +41,7 @@ class Benchmark:
         targets: the targets of the rows, or a function of the document that returns the targets.
         parts: names of the lists of rows, "rows" the last.
         protocol: settings of the measurement, for the document, besides the rounds.
-        options: options of `measure` with their defaults: True is a flag that turns it off, a tuple the choices of a list.
+        options: options of `measure`. True becomes a flag that turns the option off, a tuple the choices for a list of values.
         describe: function of the cases that returns further keys of the document about the environment.
         finish: function of the rows by part and of the document's head. It returns the parts to be written, and further keys.
         sections: functions of the document that return a section of a page, by "page#section".

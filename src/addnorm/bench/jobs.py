@@ -44,7 +44,7 @@ DTYPES = {
     "wide parameters": Dtypes(torch.bfloat16, torch.bfloat16, torch.float32),
 }
 
-# The tensors of rows x d: those of the stream's dtype; the others have the branch's.
+# Names of tensors of rows x d. Those in STREAM have the stream's dtype, the others the branch's.
 STREAM = {"x", "z", "dz", "dx"}
 FORWARD, BACKWARD = ("x", "s", "y", "z"), ("dy", "dz", "z", "dx", "ds")
 
@@ -58,7 +58,7 @@ class Job(NamedTuple):
         stream: whether z is returned too.
         backward: whether gradients are computed.
         retained: whether the backward alone is timed, on a graph that was made before and is retained.
-        dropout: whether the branch is dropped.
+        dropout: whether dropout is applied to the branch.
         extra: arguments besides residual, branch, weight and bias.
     """
 
@@ -121,7 +121,7 @@ class Set(NamedTuple):
 def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
     """Return random tensors, the same in every run.
 
-    With dropout no element of the branch is small, even with its bias, so that z shows the dropped ones.
+    With dropout no element of the branch is small, even with its bias, so that z shows which elements were dropped.
     """
     rng = torch.Generator(device).manual_seed(0)
     dtypes, job = DTYPES[case.dtype], JOBS[case.job]
@@ -145,7 +145,10 @@ def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
 
 
 def timed(call: Call, tensors: Set, *, retained: bool = False) -> Call:
-    """Return a function without arguments that runs a job: the call, its gradients, or those of a graph that is made here."""
+    """Return a function without arguments that runs a job: the call, and its gradients if there are cotangents.
+
+    With `retained` the call runs here, once, and the function computes the gradients of its graph alone.
+    """
     args, wanted, grad = tensors.args, tensors.leaves, torch.autograd.grad
     if retained:
         graph = call(*args)

@@ -84,8 +84,8 @@ def matrix(
 def plan(timed: Sequence[Case], *, proofs: bool = True) -> list[Case]:
     """Return the cases to measure: the proofs, the large cases with fresh pages, then all cases.
 
-    The fresh pages are first, since memory that was kept once is used again. torch.compile is timed with as many threads as the
-    cases have at most.
+    The cases with fresh pages come first, since the allocator reuses memory that it has kept. torch.compile is timed only in the
+    cases with the most threads.
     """
     most = max(case.threads for case in timed)
     norms, dtypes = (dict.fromkeys(getattr(case, name) for case in timed) for name in ("norm", "dtype"))
@@ -100,7 +100,7 @@ def plan(timed: Sequence[Case], *, proofs: bool = True) -> list[Case]:
 
 
 def variants(case: Case, with_compiler: bool = False) -> Makers:
-    """Return for each variant a function that makes the call, which has no arguments. All calls use the same tensors."""
+    """Return, by variant, functions that make the call to time. Calls have no arguments and use the same tensors."""
     tensors = inputs(case)
     functions = {"eager": eager(case), "addnorm": ours(case)}
     if with_compiler and case.job not in UNCOMPILED:
@@ -182,7 +182,7 @@ STATISTICS: dict[str, Any] = {"mean": (geometric_mean, ">="), "lowest": (min, ">
 NOISE = "never slower; 0.05 is the noise of a case"
 FIVE_TENSORS = "PyTorch's add and norm move five tensors, one call three"
 FIFTEEN_TENSORS = "PyTorch moves 11 tensors, and reads the lines of 4 before it writes them; addnorm moves 8"
-# The number, whose name ends with the statistic; what it compares with; the bound, and why; the conditions of a case.
+# Each target: the number's name, which ends with the statistic; the peer; the bound, and its reason; the conditions of a case.
 TARGETS = (
     ("forward, 128+ rows, under 32 MB: mean", "x eager", 1.67, FIVE_TENSORS, FORWARD, BATCH, _small),
     ("forward, one row: mean", "x eager", 1.25, "one call instead of two", FORWARD, has(rows=1)),
@@ -211,7 +211,8 @@ TARGETS = (
 def targets(document: Document) -> Iterator[Target]:
     """Yield the targets by norm and number of threads. Only those for the most threads have bounds.
 
-    A statistic "highest" is at most its bound, another one at least. A case is in the cache if three tensors fit the last level.
+    The statistic "highest" must be at most its bound, the others at least theirs. A case is in the cache if three tensors fit
+    into the last level.
     """
     cache = max(document["machine"]["caches"].values(), default=environment.ASSUMED_CACHE)
     most, *fewer = sorted({row["threads"] for row in document["rows"]}, reverse=True) or [0]

@@ -109,7 +109,7 @@ def bound(row: Row) -> str:
 def target_lines(rows: Iterable[Row]) -> Iterator[Line]:
     """Yield a line for each number of a summary, or for each fact: beside PyTorch's number, its target, and whether it is met.
 
-    A missed number has the cases that reach the target too: "no, 2 of 3".
+    If a target is missed, the line also has the number of cases that meet it: "no, 2 of 3".
     """
     for row in rows:
         met, style = MARKS[row["met"]]
@@ -123,7 +123,7 @@ def target_lines(rows: Iterable[Row]) -> Iterator[Line]:
 
 
 def targets_section(document: Document) -> str:
-    """Return a Markdown table of all numbers of the summary, also of those without a target, and the headline."""
+    """Return the summary's numbers as a Markdown table, including those without a target, followed by the headline."""
     return f"{markdown(target_lines(document['summary']))}\n\n{headline(document)}."
 
 
@@ -147,13 +147,13 @@ def headline(document: Document) -> str:
 
 
 def busy(document: Document) -> str:
-    """Return a warning if other processes used the cores, else an empty text: threads on one core wait for whole time slices."""
+    """Return a warning if the machine was busy, else an empty text. Threads on one core wait for whole time slices."""
     reason = find_load(document, document["machine"]["cores"] / 2)
     return f"The machine was busy: {reason}. Do not trust the times." if reason else ""
 
 
 def find_load(document: Document, most: float) -> str | None:
-    """Return in words that the load before the run was more than `most`, or that others used cores during the run, or None."""
+    """Return why the machine was busy, or None: a load above `most` before the run, or cores used by others."""
     others = document.get("load_of_others")
     if document["load"] > most:
         return f"the load was {document['load']:.1f} before the run, expected at most {most:g}"

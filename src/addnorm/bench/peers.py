@@ -26,7 +26,7 @@ from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Set, Tensors, compile
 
 # ---------------------------------------------------------------------------------------------------------- onnxruntime
 
-OUTPUTS = {"forward": "y", "reuse": "y", "forward_stream": "y, , , z"}  # those between are statistics
+OUTPUTS = {"forward": "y", "reuse": "y", "forward_stream": "y, , , z"}  # the outputs between are statistics
 MODEL = """<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]> add_norm ({inputs}) => ({outputs}) {{
     {names} = com.microsoft.{operator} <epsilon = {eps}> ({arguments})
 }}"""  # versions old enough for the runtimes in use

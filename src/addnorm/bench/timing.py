@@ -29,9 +29,9 @@ from addnorm.bench.case import Call, Case, Makers, Results, Row
 State = Literal["kept", "fresh", "default"]
 
 ROUNDS = 21
-FEWEST_ROUNDS = 12  # at least: of 5 rounds even the whole range holds the median with 94% only
+FEWEST_ROUNDS = 12  # with 5 rounds even the range of all times contains the median with a probability of 94% only
 CELL_SECONDS = 4.0  # the rounds fit into this time, if there are at least FEWEST_ROUNDS
-SEGMENT_MS = 5.0  # duration of a timed loop, so that the clock and the loop do not count
+SEGMENT_MS = 5.0  # duration of a timed loop: the overhead of the clock and of the loop is negligible
 
 # Options of glibc's malloc (M_TRIM_THRESHOLD -1, M_MMAP_THRESHOLD -3, M_MMAP_MAX -4) in each state.
 MALLOC = {
@@ -94,7 +94,7 @@ def attempt(case: Case, makers: Makers, may_fail: Container[str]) -> tuple[dict[
 
 
 def compare(case: Case, makers: Makers, rounds: int, may_fail: Container[str] = (), **options: Any) -> Results:
-    """Make every variant and measure all in turns: the `rows`, and the `failures` of those that may fail.
+    """Make every variant, measure all in turns, and return the `rows` and the `failures` of variants that may fail.
 
     Args:
         case: the case.
@@ -108,7 +108,7 @@ def compare(case: Case, makers: Makers, rounds: int, may_fail: Container[str] = 
 
 
 def step(module: Call, inputs: Sequence[Tensor], cotangents: Any, wanted: Iterable[Tensor] = ()) -> Call:
-    """Return a function that computes the gradients of the `wanted` tensors, or the outputs without gradients if none is."""
+    """Return a function that computes the gradients of the `wanted` tensors, or the outputs if `wanted` is empty."""
     leaves = [*wanted]
     if leaves:
         return lambda: torch.autograd.grad(module(*inputs), leaves, cotangents)
@@ -126,9 +126,9 @@ def measure(
 ) -> list[Row]:
     """Return a result row for each variant of a case, measured in turns.
 
-    A row has the median time of a call and its quartiles in microseconds, `rounds`, and `repeats` in a loop. With a `peer` also
-    `paired_ratio`, the median over the rounds of the peer's time divided by the variant's, and its 95% interval from
-    `paired_low` to `paired_high` (`median_interval`).
+    A row has the median time of a call and its quartiles in microseconds, the number of `rounds`, the page `faults` of a call,
+    and `repeats`, the number of calls in a loop. With a `peer` it also has `paired_ratio`, the median over the rounds of the
+    peer's time divided by the variant's, and its 95% interval from `paired_low` to `paired_high` (`median_interval`).
 
     Args:
         case: the case.
@@ -165,7 +165,7 @@ def protocol(rounds: int) -> Row:
 
 
 def _sample(call: Call, repeats: int) -> tuple[float, float]:
-    """Return the microseconds of a call and the pages that the kernel gave to this process meanwhile."""
+    """Return the microseconds and the page faults of a call, averaged over `repeats` calls."""
     gc.collect()
     call()
     before = _page_faults()
