@@ -78,7 +78,7 @@ def load_model(options: ModelOptions, texts: Sequence[str] | None = None) -> Loa
             raise ArgumentError(
                 f"MODEL {options.name!r} has an empty input, {input_name} {tuple(value.shape)}, expected at least one element."
             )
-    torch.manual_seed(options.seed)  # of dropout
+    torch.manual_seed(options.seed)  # for dropout
     loaded.model.train(train)
     return loaded
 
@@ -144,7 +144,7 @@ def describe_inputs(loaded: LoadedModel) -> str:
 
 
 def token_mask(kwargs: dict[str, Any]) -> Tensor | None:
-    """Return which tokens are not padding, where one mask holds for all streams."""
+    """Return a mask that is True for all tokens but padding, or None if no single mask fits all token ids."""
     mask = kwargs.get("attention_mask")
     ids = [value for name, value in kwargs.items() if name.endswith("input_ids")]
     if not (isinstance(mask, Tensor) and ids and all(tokens.shape == mask.shape for tokens in ids)):
@@ -153,12 +153,12 @@ def token_mask(kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def mask_name(loaded: LoadedModel) -> str | None:
-    """Return the argument with the mask of the padding, or None."""
+    """Return the name of the model's argument that is the padding mask, or None if there is no such mask."""
     return None if token_mask(loaded.kwargs) is None else "attention_mask"
 
 
 class NoGradientsError(ModelLoadError):
-    """Model whose output depends on no parameter."""
+    """Error for a model whose output depends on no parameter."""
 
 
 class ProbeLoss:

@@ -1,4 +1,4 @@
-"""Printing and failing, for all commands: consoles, JSON, notes, progress, errors with their exit codes."""
+"""Output and errors of all commands: consoles, JSON, notes, progress, exceptions with their exit codes."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ PATIENCE, NEXT_LINE = 2.0, 10.0  # seconds until a step without output is announ
 
 
 class ArgumentError(click.ClickException):
-    """Wrong argument, reported in one sentence without the usage text. Exit code 2."""
+    """Error for a wrong argument, reported in one sentence without the usage text. Exit code 2."""
 
     exit_code = 2
 
@@ -37,7 +37,7 @@ class ArgumentError(click.ClickException):
 
 
 class ProofError(click.ClickException):
-    """Proof that failed, or a model in which there is nothing to prove. Exit code 3."""
+    """Error for a proof that failed, or for a model in which there is nothing to prove. Exit code 3."""
 
     exit_code = 3
 
@@ -60,7 +60,7 @@ def argument_errors(flags: Mapping[str, str] | None = None, words: Mapping[str, 
 
 
 def name_flag(error: object, flags: Mapping[str, str]) -> str:
-    """Return an error's text with the option instead of the argument at its beginning."""
+    """Return an error's text. If it begins with an argument in `flags`, the argument is replaced by the option."""
     return re.sub(r"^\w+", lambda word: flags.get(word[0], word[0]), str(error))
 
 
@@ -115,7 +115,7 @@ def working(title: str, total: int | None = None, has_bar: bool = False) -> Iter
 
     Args:
         title: what runs.
-        total: number of rounds that are shown; the yielded function counts one.
+        total: number of rounds to show. Each call of the yielded function counts one round.
         has_bar: the step shows a progress bar of its own on a terminal.
     """
     console, done, ended, start = make_console(stderr=True), 0, threading.Event(), time.monotonic()
@@ -150,7 +150,7 @@ def check_folder(path: Path, option: str) -> None:
     """Check that files can be written to the folder of an option, and make it.
 
     Raises:
-        ArgumentError: they cannot.
+        ArgumentError: no files can be written there.
     """
     try:
         check_writable(path / "file")

@@ -122,7 +122,7 @@ def _check_init_only(settings: dict[str, Any]) -> None:
 
 
 def _make_protocol(protocol: lab.Protocol, settings: dict[str, Any]) -> lab.Protocol:
-    """Return the protocol with the settings from the options; None keeps the protocol's."""
+    """Return the protocol with the settings that are not None. Unset warm-ups are computed from the number of steps."""
     changes = {name: value for name, value in settings.items() if value is not None}
     if "seeds" in changes:
         changes["seeds"] = tuple(range(changes["seeds"]))

@@ -65,7 +65,7 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> None:
 
 
 def _mean_shares(decomposition: Decomposition, mask: Tensor | None) -> dict[str, float]:
-    """Return the shares at the end over the tokens that are not padding; over all where the mask is that of other tokens."""
+    """Return the shares at the end, averaged over all tokens but padding, or over all if the mask does not fit."""
     try:
         return decomposition.mean_shares(tokens=mask)
     except ValueError:

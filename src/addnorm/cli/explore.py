@@ -101,7 +101,7 @@ def _export(folder: Path, recordings: tuple[Path, ...], opens_browser: bool) -> 
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a listening socket. Without a port it is the usual one, or any other if that is in use."""
+    """Return a listening socket. If `port` is None, it has the default port, or any free one if that is in use."""
     is_ipv6 = ":" in host
     family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
     attempt = PORT if port is None else port

@@ -81,7 +81,7 @@ def run(
 
 
 def _verify(inspection: Inspection, loaded: LoadedModel, wiring: Wiring, float64: bool) -> Verification:
-    """Compare a model with a wiring; if one of both has several streams by further runs, with moved coefficients."""
+    """Compare a model with a wiring. If either has several streams, run the model again with moved coefficients."""
     if wiring.has_rows and inspection.program is None:
         return addnorm.verify(inspection, wiring=wiring)
     call = (loaded.model, loaded.args, loaded.kwargs)
@@ -128,7 +128,7 @@ def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, seed:
 
 
 def _record(loaded: LoadedModel, inspection: Inspection, loss: ProbeLoss) -> Recording:
-    """Record one forward and one backward, or only a forward where the output depends on no parameter."""
+    """Record one forward and one backward, or only a forward if the output depends on no parameter."""
     for grads in (True, False):
         with (
             suppress(NoGradientsError),

@@ -123,7 +123,7 @@ def _print_recording(recording: Recording, memory_map: bool, *notes: str) -> Non
 
 
 def _copy_steps(recording: Recording, finished: int, target: Recording) -> Recording:
-    """Copy the finished steps: the recording also has the first half of the step that was interrupted."""
+    """Copy the finished steps to `target` and return it. The recording also has a part of the interrupted step."""
     for site, role, statistic, series in recording.iter_series():
         for step, value in zip(*series, strict=True):
             if step < finished:
@@ -156,14 +156,14 @@ def _make_batches(model: ModelOptions, loaded: LoadedModel, steps: int | None, r
 
 
 def _slice(kwargs: dict[str, Any], first: int, end: int) -> dict[str, Any]:
-    """Return some of the texts, without the padding that only the others need."""
+    """Return the inputs of the texts from `first` to `end`, without the padding that only other texts need."""
     part = {name: value[first:end] for name, value in kwargs.items()}
     longest = int(part["attention_mask"].sum(1).max())
     return {name: value[:, :longest] for name, value in part.items()}
 
 
 def _describe_batches(loaded: LoadedModel, batches: Sequence[dict[str, Any]]) -> str:
-    """Return the inputs of the finished steps."""
+    """Return a description of the inputs of the finished steps."""
     steps = format_count(len(batches), "step")
     if loaded.texts is None:
         more = f" in each of {steps}" if len(batches) > 1 else ""
@@ -232,7 +232,7 @@ def _write_files(recording: Recording, out: Path | None, plots: Path | None) -> 
 
 
 def _draw(recording: Recording, name: str) -> Figure | None:
-    """Return one plot, or None where its numbers were not recorded."""
+    """Return one plot, or None if its numbers were not recorded."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.4, 5.2), layout="constrained")

@@ -10,7 +10,7 @@ from addnorm._util.render import STYLES, WIDTH, make_console
 from addnorm.cli._output import ArgumentError, argument_errors, print_json, print_unwrapped
 from addnorm.trace import PRESETS, Trace, trace
 
-# The options whose name differs from that of `addnorm.trace.trace`'s argument, and those that have the same name.
+# The options, by the names of the arguments of `addnorm.trace.trace`.
 FLAGS = {"x": "X", "sublayer": "SUBLAYER", "weight": "--gamma", "bias": "--beta", "read_grad": "--read-grad"} | {
     name: f"--{name}" for name in ("grad", "eps", "variance")
 }

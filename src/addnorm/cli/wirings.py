@@ -37,7 +37,7 @@ FACTORS = {"a": "of the stream", "b": "of the write", "c": "of the read"}
 
 
 class _Stack(NamedTuple):
-    """Wiring at a depth."""
+    """Wiring of a stack with a certain number of layers."""
 
     title: str  # "Encoder"; empty if there is one stack
     wiring: Wiring
@@ -82,8 +82,8 @@ def make_wiring(spec: str, example: str = "--set k=3", settings: Iterable[str] =
     Args:
         spec: NAME or NAME:OPTION=VALUE,...
         settings: more texts OPTION=VALUE.
-        example: of a correct setting, for errors.
-        argument: of the command line that has the name, for errors.
+        example: an example of a correct setting, for errors.
+        argument: the command line's argument that has the name, for errors.
 
     Raises:
         ValueError: there is no such wiring or option, or its value is wrong.
@@ -244,7 +244,10 @@ def _describe(wiring: Wiring, stacks: Sequence[_Stack]) -> list[Text | Block]:
 
 
 def _constants(stack: _Stack) -> Table:
-    """Return the factors of each layer, or of each sublayer where they differ in a layer; or the numbers of streams."""
+    """Return a table of the factors by layer, or by sublayer if they differ within a layer.
+
+    If the wiring has stages in place of rows, the table has the number of streams instead of the factors.
+    """
     stages, unit = stack.wiring.stages(stack.num_layers, stack.sublayers), "sublayer"
     headings, texts = ["streams after it"], [[str(stage.n_out)] for stage in stages]
     if stack.wiring.has_rows:
