@@ -3,7 +3,7 @@
     addnorm explore
 
 - `server`: the web server, its routes and errors; `security` checks every request
-- `scheduler`: which computation runs when
+- `scheduler`: the order of the computations, and how many run at once
 - `stack`, `streams`, `trace`, `recording`, `race`: the data of each view; `params`: the checks of requests
 - `static/`: the page, with a folder for each view
 

@@ -32,9 +32,9 @@ from addnorm.explorer.recording import NAMES, Recordings, spread
 from addnorm.lab.init_probe import PLACEMENTS, InitProbe
 from addnorm.lab.streams_probe import PROBED
 
-DIGITS = 4  # that the charts show
-MAX_STEPS = 50  # of a recording
-MANIFEST = "export.json"  # the files of an export, by which it is recognized
+DIGITS = 4  # significant digits of numbers, as many as the charts show
+MAX_STEPS = 50  # steps of a recording that an export has at most
+MANIFEST = "export.json"  # lists the files of an export, by which an older export is recognized
 IMPORT = re.compile(r'^import \{ (.+) \} from "(.+)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
 
@@ -101,7 +101,8 @@ def export(
 ) -> int:
     """Write the page with precomputed numbers to a folder and return its size in bytes.
 
-    The folder is written under another name and renamed at the end, so it is whole or as it was. An older export is replaced.
+    The folder is written under another name and renamed at the end, so it is either complete or unchanged. An older export is
+    replaced.
 
     Args:
         folder: the folder to write. It must not exist, or be empty or an older export.
@@ -112,7 +113,7 @@ def export(
         UnwritableError: the folder is something else, or cannot be written.
     """
     loaded = recordings or _record_example()
-    loaded.paths = [Path(path).name for path in loaded.paths]  # a reader has no other use for the place of a file
+    loaded.paths = [Path(path).name for path in loaded.paths]  # an export shows the files' names, not their paths
     with _atomic_folder(Path(folder)) as target:
         shutil.copytree(STATIC, target / "static", ignore=shutil.ignore_patterns("*.js", "index.html"))
         write_text(target / "static" / "explorer.js", bundle(STATIC / "app.js"))
@@ -135,11 +136,12 @@ def export(
 
 
 def compute_file(grid: Grid, file: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute the settings of a file.
+    """Return the server's responses to all settings of a file.
 
     Returns:
-        `places`: for each setting the number of its answer, since some parameters make no difference in some settings;
-        `answers`: the responses of the server, rounded; `shared`: what all answers have in common.
+        `places`: for each setting the index of its answer. Settings that differ only in parameters without effect share one.
+        `answers`: the responses of the server, rounded, without what is in `shared`.
+        `shared`: the entries that are equal in all answers.
     """
     answers: list[dict[str, Any]] = []
     numbers: dict[Any, int] = {}
@@ -172,7 +174,7 @@ def _canonical(probe: Any) -> Any:
 
 
 def _pack(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a response rounded, with the map of sources without the depths before a source."""
+    """Return a response with rounded numbers. In its map each source begins at the depth where it is written."""
     packed = {name: _rounded(value) for name, value in answer.items()}
     if "map" in packed:
         packed["map"] = [[share for share in row if share is not None] for row in packed["map"]]
@@ -180,7 +182,7 @@ def _pack(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Return the value as JSON types with numbers of `DIGITS` digits; whole ones become integers, which are shorter."""
+    """Return the value as JSON types with numbers of `DIGITS` digits. Whole numbers become integers, to be shorter."""
 
     def round_text(text: str) -> float:
         number = float(f"{float(text):.{DIGITS}g}")
@@ -299,7 +301,7 @@ def check_target(folder: Path) -> None:
     """Check that an export can be written to the folder: it does not exist, is empty, or is an older export.
 
     Raises:
-        UnwritableError: it cannot.
+        UnwritableError: the folder is something else, or cannot be read.
     """
     remedy = "choose another path"
     sentence = f"folder is '{folder}'"
@@ -320,7 +322,7 @@ def check_target(folder: Path) -> None:
 
 
 def _read_manifest(folder: Path) -> list[str]:
-    """Return the files of an older export with its manifest, or nothing."""
+    """Return the files of an older export, its manifest included, or an empty list if the folder is no export."""
     try:
         return sorted([*json.loads(read_text(folder / MANIFEST))["files"], MANIFEST])
     except (ValueError, TypeError, KeyError):

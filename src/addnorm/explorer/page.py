@@ -29,7 +29,7 @@ def describe(recordings: Recordings) -> dict[str, Any]:
 def list_presets() -> list[dict[str, Any]]:
     """Return the worked examples as JSON types: numbers, options of `addnorm.trace.trace`, printed values, notes.
 
-    `printed[step]["note"]` is a whole sentence. The page shows it only while the forward pass is the example's own.
+    `printed[step]["note"]` is a whole sentence. The page shows it only while the forward pass is still that of the example.
 
     Example:
         >>> from addnorm.explorer.page import list_presets

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Number:
-    """Number within bounds.
+    """Parameter whose value is a number within bounds.
 
     Attributes:
         default: value of a request that leaves the parameter out.
@@ -42,7 +42,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several words."""
+    """Parameter whose value is one of several strings."""
 
     default: str
     choices: tuple[str, ...]
@@ -56,7 +56,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Flag:
-    """True or false."""
+    """Parameter whose value is true or false."""
 
     default: bool
 
@@ -74,7 +74,7 @@ def read_params(fields: Mapping[str, Field], params: Any) -> dict[str, Any]:
     """Return the checked parameters of a request, with defaults for those that it leaves out.
 
     Raises:
-        ValueError: the request is not an object, has an unknown parameter, or one has a wrong value.
+        ValueError: the request is not an object, has an unknown parameter, or a parameter has a wrong value.
 
     Example:
         >>> from addnorm.explorer.params import Number, read_params

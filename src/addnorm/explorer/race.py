@@ -49,7 +49,7 @@ default_text = cache(python_docs)
 
 
 def describe() -> dict[str, Any]:
-    """Return the parameters, the wirings with equation, description and drawing, the heads and the lesson, for the page."""
+    """Return the view's data for the page: parameters, wirings with their texts, number of heads, and lesson."""
     descriptions = {name: wirings.get(name) for name in WIRINGS}
     return {
         "fields": describe_fields(FIELDS),
@@ -160,7 +160,7 @@ def _start(names: list[str], trainings: list[Training]) -> Numbers:
 
 
 def _step(training: Training) -> Numbers:
-    """Return the numbers of the last step."""
+    """Return the number, the loss and the recorded statistics of a training's last step."""
     step, recorded = training.step - 1, training.recorded
     is_recorded = bool(recorded["steps"]) and recorded["steps"][-1] == step
     numbers = {name: recorded[name][-1] if is_recorded else None for name in ("logit_change", *BY_DEPTH)}

@@ -20,8 +20,8 @@ from addnorm.stream.shares import BIASES
 
 MAX_CELLS = 120  # of a map in each direction: a browser takes minutes to draw a million cells
 MAX_STEPS = 2000  # of a list or a curve: more than a page has pixels
-BALANCE_FACTOR, BALANCE_ROUNDOFF = 10.0, 1e-9  # tolerance of a balance, from the closure: tokens differ
-DRAWN_STREAMS = 8  # of several streams, as in panels.js
+BALANCE_FACTOR, BALANCE_ROUNDOFF = 10.0, 1e-9  # tolerance of a balance: 10 times the closure, since tokens differ
+DRAWN_STREAMS = 8  # number of streams that are drawn, as in panels.js
 NAMED = 3  # sublayers that a badge names
 MAX_TEXT = 400  # characters of a text in a file, which anybody may have written
 METADATA = ("model", "name", "source", "inputs", "mode", "dtype", "torch", "loss", "note", "interrupted")
@@ -93,7 +93,7 @@ class Recordings:
 
         Args:
             request: the parameters that `parse` returned. With `what`, the values of that statistic over the steps are
-                returned too, at `depth` or, without such a place, at the last that has it.
+                returned too: at the site at `depth`, or at the last site that has the statistic if that site has none.
         """
         number, step, stream, what, depth = request.values()  # in the order of the fields
         rec = self.loaded[number]
@@ -139,7 +139,7 @@ def _source(site: RecordedSite) -> str:
 
 
 def spread(values: Sequence[int], most: int) -> list[int]:
-    """Return at most that many of the values, evenly spaced, with the first and the last."""
+    """Return at most `most` of the values, evenly spaced, with the first and the last."""
     if len(values) <= most:
         return [*values]
     return [values[round(k * (len(values) - 1) / (most - 1))] for k in range(most)]
@@ -157,10 +157,10 @@ def _series(rec: Recording, sites: Sequence[RecordedSite], step: int, stream: st
 def _map(
     sources: Sequence[str], shares: Sequence[Sequence[float]], named: Mapping[str, str], sites: Sequence[RecordedSite]
 ) -> dict[str, Any] | None:
-    """Return each source's share of the stream at each depth. Depths are named after sublayers that have one add each.
+    """Return each source's share of the stream at each depth. Depths have the names of sublayers if each has one add.
 
-    Of more than `MAX_CELLS` depths that many are returned, evenly spaced, with their `places`. Neighbouring sources are then
-    added up; `starts` has the first of each group.
+    If there are more than `MAX_CELLS` depths, so many of them are returned, evenly spaced; `places` has their indices. If there
+    are more than `MAX_CELLS` sources, neighbouring sources are added up; `starts` has the first of each group.
     """
     if not shares:
         return None
@@ -181,7 +181,7 @@ def _map(
 def _balance(rec: Recording, stream: str, named: Mapping[str, str], sites: Sequence[RecordedSite]) -> dict[str, Any]:
     """Return how much each source wrote, how much of it is left at the end, and its share as in the memory map.
 
-    `refused` says why there is none.
+    If there is no balance sheet, `refused` states why.
     """
     sheet, last = rec.balances.get(stream), rec.steps[-1]
     if sheet is None:
@@ -213,7 +213,7 @@ def _balance(rec: Recording, stream: str, named: Mapping[str, str], sites: Seque
 
 
 def _over_time(rec: Recording, sites: Sequence[RecordedSite], what: str, depth: int) -> dict[str, Any] | None:
-    """Return a statistic over the steps: at the site, or at the last site that has it, or None."""
+    """Return a statistic over the steps at place `depth`, or at the last site that has it; None if no site has it."""
     role, statistic = what.split(".")
     places = range(len(sites))
     requested = [depth] if depth in places else []
@@ -257,7 +257,7 @@ def _badges(rec: Recording, stream: str) -> list[dict[str, str]]:
 
 
 def _closes(sheet: Balance) -> bool:
-    """Return whether the amounts add up to the stream's norm, within the closure of the components."""
+    """Return whether the amounts add up to the stream's norm, with a tolerance from the closure of the components."""
     return sheet.error <= BALANCE_FACTOR * sheet.closure + BALANCE_ROUNDOFF
 
 

@@ -1,8 +1,8 @@
 """Scheduling of requests: one computation at a time for each client, two in all, and at most two races.
 
 While the user drags a control, the page sends requests faster than they are answered. Of a client's requests one is computed
-and the newest of each kind waits; an older one that still waits fails with `SupersededError`. A client's slot is released by the
-thread that computes, even when the client has disconnected: there are never more threads than slots.
+and the newest of each kind waits; an older one that still waits is refused (`SUPERSEDED`). A client's slot is released when its
+thread ends, even if the client has disconnected, so that there are never more threads than slots.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class _Slots:
         key, mine = (client, kind), object()
         if key not in self._waiting and len(self._waiting) >= MAX_WAITING:
             raise HTTPException(*BUSY)
-        self._waiting[key] = mine  # in the place of an older one
+        self._waiting[key] = mine  # replaces an older request
         self._notify()
         try:
             while self._waiting.get(key) is mine and not self._closed and self._find_next() != key:
@@ -87,7 +87,7 @@ class _Slots:
 
 
 class Scheduler:
-    """Runs computations and races in threads, for one event loop."""
+    """Runner of computations and races in threads, for one event loop."""
 
     def __init__(self) -> None:
         self._computations, self._races = _Slots(MAX_COMPUTATIONS), _Slots(MAX_RACES)
@@ -120,7 +120,8 @@ class Scheduler:
     async def stream(self, client: str, events: Callable[[], Generator[T, None, None]]) -> AsyncGenerator[T, None]:
         """Yield the events of a generator, which runs in one thread from its first event to its end.
 
-        The generator is closed when the consumer stops, and when the client starts a new one, which waits for that.
+        The generator is closed when the consumer stops, or when the client starts a new generator. The new one waits until the
+        old one is closed.
 
         Raises:
             HTTPException: the client started another generator before this one could begin, too many generators are running, or

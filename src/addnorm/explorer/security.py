@@ -1,7 +1,7 @@
-"""Checks of every request before it is handled: its host, origin, token, size. Adds the security headers to every response.
+"""Checks of every request before it is handled (host, origin, token, size), and security headers for every response.
 
-A server on one's own machine can be reached by any page that is open in the browser: through a name that resolves to 127.0.0.1
-(so the Host is checked), or by a form (so the Origin is).
+Any page that is open in the browser can reach a server on the user's machine: through a name that resolves to 127.0.0.1, which
+the check of the Host header prevents, or by a form, which the check of the Origin header prevents.
 """
 
 import asyncio

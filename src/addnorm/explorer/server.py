@@ -38,7 +38,7 @@ from addnorm.explorer.scheduler import Scheduler
 from addnorm.explorer.security import LOOPBACK, SecurityMiddleware, error_response, read_json
 
 IDLE = 30  # seconds without a request after which a connection is closed, at the latest after twice as many
-TICKS = 10  # of uvicorn in a second
+TICKS = 10  # calls of `on_tick` by uvicorn in a second
 
 
 def create_app(
@@ -155,7 +155,7 @@ def _json_response(text: str) -> Response:
 
 
 async def _http_error(request: Request, error: Any) -> Response:
-    """Answer with the sentence of an error; Starlette's own have the name of the status."""
+    """Return a response with the sentence of an error. Starlette's own errors have none: they get one here."""
     status, sentence = error.status_code, error.detail
     if sentence == HTTPStatus(status).phrase:
         what = f"{request.method[:20]} {request.scope['path'][:80]}"

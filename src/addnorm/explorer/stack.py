@@ -1,4 +1,4 @@
-"""The data of the stack view: a stack before training, which `addnorm.lab.init_probe` measures when the LayerNorm is moved."""
+"""The data of the stack view: untrained stacks with any placement of the norm, measured by `lab.init_probe`."""
 
 from typing import Any
 
