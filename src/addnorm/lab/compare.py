@@ -193,7 +193,7 @@ def _run_jobs(
     """Compute the results of the jobs `todo` in parallel, and append each to `store` when it is finished."""
     if not todo:
         return
-    # Wirings with the same rows share a result. Long jobs come first, so that no process is left with one at the end.
+    # Wirings with the same rows share a result. Long jobs come first, so that no process still runs a long job at the end.
     todo = sorted({job.key: job for job in todo}.values(), key=lambda job: -job.steps)
     with _pool(jobs, cluster, len(todo)) as (parallel, delayed), show_progress(store, todo, console) as finish:
         parent = None if cluster else os.getpid()
@@ -212,7 +212,7 @@ def _run_jobs(
             ) from error
         finally:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of tasks that are cancelled after an error
+                warnings.simplefilter("ignore")  # warnings about tasks that are cancelled after an error
                 results.close()
 
 
@@ -359,7 +359,7 @@ def show_progress(store: ResultStore, jobs: Sequence[Job], console: Console) -> 
 
     updater = threading.Thread(target=update, daemon=True)
     with bar:
-        task = bar.add_task("", total=total, completed=read_steps()[0])  # steps of an earlier call have no speed
+        task = bar.add_task("", total=total, completed=read_steps()[0])  # earlier steps do not count for the speed
         updater.start()
         try:
             yield finish

@@ -148,12 +148,12 @@ class InitProbe:
             - `ratio`, `cosine`: |write| / |x|, and the cosine of write and x, means over tokens.
             - `similarity`: the mean cosine of two tokens.
             - `direct_path`: the factor with which x_0 and each write reach the end through adds and norms alone: the product of
-              the norms' slopes along the +1 path, 1 in pre-LN.
+              the norms' slopes along the residual path, 1 in pre-LN.
             - `map`: for each source (x_0 and every write) its share in the stream at each place, None before the source exists.
             - `closure`: the largest relative difference between the stream and the sum of its sources, one number.
         """
         stack, x_0, v = self._build(_reuse if self.sublayers * self.d_model**2 <= CACHED_WEIGHTS else _allocate)
-        stack.zero_grad()  # sublayers that an earlier measurement has used
+        stack.zero_grad()  # the sublayers may have gradients of an earlier measurement
         with StreamsRecorder(stack) as recorder:
             (stack(x_0.requires_grad_()) * v).sum().backward()
         states = [state for (state,) in recorder.states]
@@ -245,7 +245,7 @@ def _shares(connections: list[SublayerConnection], x: Tensor, writes: Tensor) ->
 
 
 def _carry(connection: SublayerConnection, parts: Tensor, x: Tensor, write: Tensor) -> Tensor:
-    """Return the sources' contributions after one more sublayer. The last one is that of its write.
+    """Return the sources' contributions after one more sublayer. The last one is that of the sublayer's own write.
 
     A norm on the stream is applied to each source with the denominator of their sum.
     """

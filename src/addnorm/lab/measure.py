@@ -67,9 +67,9 @@ def statistics_by_depth(recording: Recording, step: int) -> Numbers:
 
 
 def memory_map(recording: Recording) -> Numbers | None:
-    """Return the memory map of the last recorded step: the share of each source in each state. Return None if there is no map.
+    """Return the memory map of the last recorded step, the share of each source in each state, or None without a map.
 
-    Sublayers have the names of `list_sites`. Of a model that has diverged, not all of them are recorded.
+    Sublayers have the names of `list_sites`. If the model has diverged, some sublayers are not recorded.
     """
     names = {site.id: f"{site.kind} {site.layer + 1}" for site in recording.sites if site.layer is not None}
     for sources, shares in recording.memory_maps.values():
@@ -105,7 +105,7 @@ def streams_by_depth(measured: Numbers) -> Numbers:
 
 
 def measure_ablation(model: CharLM, text: Text, tokens: int, sequences: int = PROBE) -> list[Numbers]:
-    """Return for each sublayer the rise of the loss on the test part without its write (`ResidualStack.without`)."""
+    """Return how much the loss on the test part rises without the write of each sublayer (`ResidualStack.without`)."""
     inputs, targets = text.held_out("test", sequences, tokens)
     stack, rises = model.decoder.stack, []
     whole = float(cross_entropy(logits(model, inputs), targets))

@@ -145,12 +145,18 @@ def growth_rate(row: Numbers) -> Measured:
 
 
 def variance_of_normed_writes(row: Numbers) -> Measured:
-    """Return the extremes over layers l of the stream's variance over 1 + 2l, which writes of variance 1 would give."""
+    """Return the extremes over layers l of the stream's variance, divided by 1 + 2l.
+
+    The variance is 1 + 2l if every write has variance 1.
+    """
     return extremes(value / (1 + 2 * layer) for layer, value in enumerate(by_layer(row, "variance")))
 
 
 def last_gradients(wiring: str) -> Measure:
-    """Return a function that measures the exponent of the last layer's gradient over the depth, from at least three depths."""
+    """Return a function that measures the exponent of the last layer's gradient as a power of the depth.
+
+    It measures nothing with fewer than three depths.
+    """
 
     def measured(rows: Rows) -> Measured:
         depths = rows.depths(wiring)

@@ -20,7 +20,7 @@ from addnorm.lab.streams import Numbers
 
 SETTING = ("wiring", "num_layers", "lr", "warm_up")  # of a `Group`
 MARGIN = 0.1  # nats: four seeds differed by at most 0.075 (post-LN without warm-up, 12 layers, 200 steps)
-LEVEL = 0.05  # probability that chance alone makes any of the compared differences count
+LEVEL = 0.05  # probability of a false positive among all differences that are judged together
 SMALLEST = 0.01  # nats: a smaller difference does not matter, even if it is significant
 
 
@@ -220,7 +220,7 @@ def t_quantile(probability: float, freedom: int) -> float:
         >>> round(t_quantile(0.05, 2), 3), round(t_quantile(0.05 / 3, 9), 3)
         (4.303, 2.933)
     """
-    low, high = 0.0, math.pi / 2  # of the angle whose tangent is t / sqrt(freedom)
+    low, high = 0.0, math.pi / 2  # bounds of the angle whose tangent is t / sqrt(freedom)
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _t_tail(middle, freedom) > probability else (low, middle)

@@ -157,8 +157,8 @@ class Protocol:
 
     Args:
         num_layers: the depths, or one depth.
-        rates: the learning rates. Each wiring is judged at its best one.
-        warm_ups: the numbers of warm-up steps. Empty: none, and 100 or half of the steps if that is less.
+        rates: the learning rates. Each wiring is judged at its best rate.
+        warm_ups: the numbers of warm-up steps. An empty tuple means two: 0, and 100 (half of `steps` if that is less).
         seeds: the seeds of weights and batches, not their number: `range(3)` for three.
         steps, d_model, nhead, tokens, batch, norm, every: see `Run`.
 

@@ -19,12 +19,12 @@ from addnorm.nn.unrolling import find_gains, to_entries, to_row
 from addnorm.wirings.stage import identity
 
 Numbers = dict[str, Any]  # JSON types, with NaN and infinity
-State = tuple[Tensor, ...]  # all streams as one tensor, or n tensors
+State = tuple[Tensor, ...]  # one tensor of all streams, or n tensors
 ONE_STREAM = (1.0,)  # C of one stream
 
 
 class StreamsRecorder:
-    """The states of one call of a stack, and of its backward.
+    """Recorder of the states of one call of a stack, and of their gradients.
 
     Use it as a context in which the model is called once. Afterwards `to_dict` returns plain numbers.
 
@@ -32,7 +32,8 @@ class StreamsRecorder:
         stack: the stack.
 
     Attributes:
-        states: the streams before each sublayer and after the last one: one tensor, `(*, d_model)` or `(*, n, d_model)`, or n.
+        states: the streams before each sublayer and after the last one, as a tuple: one tensor, `(*, d_model)` or
+            `(*, n, d_model)`, or n tensors `(*, d_model)`.
         sites: a `Site` for each sublayer, with its write and coefficients.
         last_read: C X of the last read, before the final norm.
 
@@ -100,7 +101,7 @@ class StreamsRecorder:
         return {**self.statistics(), "coefficients": self.coefficients()}
 
     def statistics(self) -> Numbers:
-        """Return lists over the places, x_0 and after each sublayer, each of numbers.
+        """Return the statistics of the streams, each as a list over the places: x_0, and after each sublayer.
 
         `streams` and `gradients` have one number for each stream: the root mean square of the state, and the norm of the loss's
         gradient. `stream` and `gradient` are the same for all streams together, `similarity` is the mean cosine of two tokens.
@@ -167,8 +168,9 @@ class StreamsRecorder:
 def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
     """Return the largest gains of mixing matrices `(*, n, n)` and of their products, averaged over tokens.
 
-    The forward gain of a matrix is its largest absolute row sum, the backward gain its largest absolute column sum. `forward` has
-    the forward gains of A_l ... A_1, `backward` the backward gains of A_L ... A_l, and `site` the larger gain of each A_l.
+    The forward gain of a matrix is the largest absolute value of its row sums, the backward gain that of its column sums.
+    `forward` has the forward gains of A_l ... A_1, `backward` the backward gains of A_L ... A_l, and `site` the larger gain of
+    each A_l.
     Return None if a sublayer has no mixing matrix.
 
     Source: arXiv 2512.24880, section 3.

@@ -205,7 +205,7 @@ def largest(values: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
-# How the seeds are combined: numbers that multiply from layer to layer by their logarithm, the others as they are.
+# How the seeds are combined: a geometric mean of numbers that multiply from layer to layer, the largest deviation, else a mean.
 MEANS: dict[str, Callable[[Sequence[float]], float]] = {
     **dict.fromkeys(("variance", "before_norm", "similarity", "last_move"), statistics.fmean),
     **dict.fromkeys(("write_ratio", "gradient", "gradient_ratio", "weight_gradient", "step_sgd", "step_adam"), geometric_mean),

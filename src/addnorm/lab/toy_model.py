@@ -21,7 +21,9 @@ from addnorm.nn import ResidualStack, Wiring
 
 
 class UniformAttention(nn.Module):
-    """Attention with zero queries and keys: the mean over the tokens, times W_v. With `is_mixing` False each token alone.
+    """Attention with zero queries and keys: the mean over the tokens, times W_v.
+
+    With `is_mixing` False each token reads itself alone.
 
     Args:
         d_model: width of the stream.
@@ -53,7 +55,7 @@ class ToyModel(nn.Module):
         init: use the wiring's own rule for the weights instead of N(0, 1/d).
         sequences: number of sequences.
         tokens: length of a sequence.
-        loss_tokens: number of tokens that the loss is the mean of; None is all. The paper's bounds are for the loss of one
+        loss_tokens: number of tokens over which the loss is averaged; None means all. The paper's bounds are for the loss of one
             token: in a mean the gradients of different tokens cancel, the less so the more similar the tokens are.
         d_model: width of the stream, and number of classes.
 
@@ -98,7 +100,7 @@ class ToyModel(nn.Module):
                 module.is_mixing = False
 
     def record(self) -> StreamsRecorder:
-        """Return the states of the stack with their gradients under this model's loss. Weights and `x` have gradients then."""
+        """Record the stack's states and their gradients under this model's loss. Weights and `x` get gradients too."""
         self.zero_grad()
         self.x = self.x.detach().requires_grad_()
         with StreamsRecorder(self.stack) as recorder:

@@ -61,7 +61,7 @@ def _ranks(results: Results) -> Iterator[Finding]:
         best = sorted(arms, key=lambda arm: arm.best.loss())
         first, numbers = best[0], {arm.wiring: arm.best.loss() for arm in best}
         losses = [f"{arm.wiring} {_loss(arm.best.loss())} ({_setting(arm.best)})" for arm in best]
-        pairs = math.comb(len(arms), 2)  # not those with the lowest alone, which the results themselves select
+        pairs = math.comb(len(arms), 2)  # all pairs, since only the results tell which wiring has the lowest loss
         differences = {arm.wiring: difference(arm.best, first.best, pairs) for arm in best[1:]}
         worse = [name for name, gap in differences.items() if gap.is_clear]
         unclear = [name for name, gap in differences.items() if not gap.is_clear]
@@ -224,7 +224,7 @@ def _costs(arm: Arm) -> tuple[str, Numbers] | None:
 
 
 def _streams(of: Callable[[Numbers], float | None]) -> Callable[[Arm], tuple[str, float] | None]:
-    """Return the function that returns the mean of a number of the trained coefficients over the runs."""
+    """Return a function of an `Arm` that returns the mean of `of(trained coefficients)` over the runs."""
 
     def measure(arm: Arm) -> tuple[str, float] | None:
         streams = [run["after"]["streams"] for run in arm.best.runs if "streams" in (run.get("after") or {})]
