@@ -1,4 +1,4 @@
-"""The connections inside a stack, also in wrappers, and copies of a stack without one of their writes."""
+"""Search for a stack's connections, also inside wrappers, and copies of a stack in which one connection adds zero."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = TypeVar("Kind", bound=nn.Module)
 
 
 def find_inside(module: nn.Module | None, kind: type[Kind]) -> list[Kind]:
-    """Return the outermost modules of class `kind` in a module, in order. One that is used twice is returned twice.
+    """Return the outermost modules of class `kind` in a module, in order. A module used twice is returned twice.
 
     Wrappers, such as those of activation checkpoints and `torch.compile`, are searched too.
     """

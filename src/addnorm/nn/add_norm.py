@@ -1,4 +1,4 @@
-"""Add & Norm as a module. Its constructor has many parameters, since each option is one, as in torch.nn."""
+"""Add & Norm as a module. Its constructor has many parameters, since each option is a parameter, as in torch.nn."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AddNorm(nn.Module):
     Attributes:
         weight: gamma, of shape `normalized_shape`, or None.
         bias: beta, of shape `normalized_shape`, or None.
-        layer_scale: of shape `normalized_shape`, or None.
+        layer_scale: the learned factor of the branch, of shape `normalized_shape`, or None.
 
     `load_state_dict` accepts the state of a `torch.nn.LayerNorm` or `torch.nn.RMSNorm`.
 

@@ -15,7 +15,7 @@ from addnorm.nn.norm import Device, Dtype
 from addnorm.nn.unmodified import is_unmodified, methods_of
 
 LINEAR = methods_of(nn.Linear)
-PACKED = {"in_proj": ("q", "k", "v"), "kv_proj": ("k", "v")}  # the parts of the projections that are one matrix
+PACKED = {"in_proj": ("q", "k", "v"), "kv_proj": ("k", "v")}  # the parts of projections that are one matrix
 
 
 class _Attention(nn.Module):
@@ -55,7 +55,7 @@ class _Attention(nn.Module):
 
 
 def _join_projections(module: Any, state: dict[str, Any], prefix: str, *args: Any) -> None:
-    """Join the projections of a state dict that tensor parallelism keeps apart, such as `in_proj.q.weight`."""
+    """Join the projections that tensor parallelism stores separately in a state dict, such as `in_proj.q.weight`."""
     for name, names in PACKED.items():
         if not isinstance(getattr(module, name, None), nn.Linear):
             continue
@@ -164,7 +164,7 @@ class SelfAttention(_Attention):
         return torch.cat([F.linear(t, w, b) for t, w, b in zip(inputs, weights, biases, strict=True)], -1)
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
-        """Return the weights with their roles for `addnorm.wirings.init`: views of the packed weight."""
+        """Return the weights with their roles for `addnorm.wirings.init`. Parts of a packed weight are views."""
         packed = _split_packed(self.in_proj, 3)
         return [*zip(("query", "key", "value"), packed, strict=True), ("out", self.out_proj.weight)]
 
@@ -268,7 +268,7 @@ class CrossAttention(_Attention):
         return pairs.reshape(batch, n, 2, self.local_nhead, self.head_dim)
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
-        """Return the weights with their roles for `addnorm.wirings.init`: views of the packed weight."""
+        """Return the weights with their roles for `addnorm.wirings.init`. Parts of a packed weight are views."""
         key, value = _split_packed(self.kv_proj, 2)
         return [("query", self.q_proj.weight), ("key", key), ("value", value), ("out", self.out_proj.weight)]
 

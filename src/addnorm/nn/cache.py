@@ -144,7 +144,7 @@ class KeyValueCache:
             self.clear()
         for attention, entry in self._tokens.items():
             if entry.length > length:
-                # A narrowed copy: memory that an autograd graph may hold is not written again.
+                # A narrowed view has no room for more tokens, so `extend` does not write to memory that an autograd graph holds.
                 pairs = entry.pairs.narrow(TOKENS, 0, length) if entry.pairs.requires_grad else entry.pairs
                 self._tokens[attention] = _Entry(pairs, length)
 
@@ -158,5 +158,8 @@ class KeyValueCache:
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have the same shape and memory. The cache keeps `b`, so no new tensor can get its memory."""
+    """Return whether two tensors have the same memory, shape and strides.
+
+    The cache keeps `b` alive, so no new tensor can get the memory of `b`.
+    """
     return a is b or (a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride())

@@ -117,7 +117,7 @@ def list_accepted(connections: Iterable[Any]) -> frozenset[str] | None:
 
 def check_tensor(x: Any) -> None:
     """Raise a TypeError unless the stream `x` is a tensor."""
-    if isinstance(x, tuple):  # a `StreamState` that torch has made plain, since it is no tensor
+    if isinstance(x, tuple):  # a `StreamState` that torch turned into a plain tuple
         raise TypeError(
             f"x is {type(x).__name__}, expected a tensor of shape (*, d_model), or a StreamState inside a stack: a reentrant "
             "checkpoint accepts tensors only; pass use_reentrant=False, or put it around the whole stack."
@@ -184,7 +184,7 @@ def format_path(connection: Any) -> str:
 
 
 def check_output(connection: Any, output: Tensor, read: Tensor) -> None:
-    """Check the dtype and device of a sublayer's output. An output that is directly the branch of an add is checked there."""
+    """Check the dtype and device of a sublayer's output. An add itself checks an output that it gets without a norm."""
     if output.dtype is not read.dtype and not output.is_floating_point():
         raise TypeError(
             f"{format_path(connection)} returned dtype {output.dtype}, expected a real floating-point dtype: let the sublayer "

@@ -94,7 +94,7 @@ class _Reader(nn.Module):
 
 
 class StreamHead(_Reader):
-    """Last read of a stack with n streams, N_final(C P(X)). N_final is a module of the stack."""
+    """Last read of a stack with n streams, N_final(C P(X)). The norm N_final is a module of the stack."""
 
     def __init__(self, head: Head, place: Place, norms: NormFactory) -> None:
         super().__init__()
@@ -139,12 +139,12 @@ class SublayerConnection(_Reader):
     Attributes:
         norm_in, norm_branch, norm_out: `LayerNorm`, `RMSNorm` or None. They are computed in one call with the add. A norm that
             has hooks, is compiled, or is replaced by another module, is called as a module after the add.
-        a, b, c: a float, or a parameter if the factor is learned, a scalar or `(d_model,)`.
+        a, b, c: the factors: floats, or parameters if they are learned, of shape `()` or `(d_model,)`.
         stage: the `Row`, or the `Stage` in a stack of several streams. With a `Stage`, `coefficients` is the module that computes
             the coefficients, `norm_in` may be an `nn.ModuleList` with a norm for each read, and `norm_streams` and `norm_outs`
             have the norms of the streams by the stream's number.
 
-    The constructor has many parameters, since each option is one, as in torch.nn.
+    The constructor has many parameters, since each option is a parameter, as in torch.nn.
 
     Example:
         >>> feed_forward = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
@@ -202,7 +202,7 @@ class SublayerConnection(_Reader):
         norms_in = norms.make(stage.norm_in)
         if stage.norm_in and stage.reads > 1:
             norms_in = nn.ModuleList(norms.make() for _ in range(stage.reads))
-        self.register_module("norm_in", norms_in)  # None is registered too: the table is read
+        self.register_module("norm_in", norms_in)  # None is registered too: `_modules` is read directly
         self.register_module("norm_branch", norms.make(stage.norm_branch))
         self.register_module("norm_out", norms.make(self.is_row and stage.norms_out[0]))
         self.a: Any = 1.0
@@ -254,7 +254,7 @@ class SublayerConnection(_Reader):
         options: dict[str, Any] = {}
         for name, factor in (("residual_scale", a), ("layer_scale", b)):
             if isinstance(factor, Tensor):
-                # The next layer uses it, when a sharded module may have freed the memory of its parameters.
+                # The next layer uses the factor. By then a sharded module may have freed the memory of its parameters.
                 options[name] = factor.clone() if is_distributed() else factor
             elif factor != 1.0:
                 options[name] = factor

@@ -70,8 +70,8 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
 
     Args:
         module: a `Transformer`, `TransformerEncoder` or `TransformerDecoder` of `torch.nn`, or one layer of the last two.
-        causal: whether the result (of a `Transformer`, its decoder) is causal without the causal mask that torch's modules need.
-            An encoder becomes a `Decoder` without cross-attention.
+        causal: whether the result, or the decoder of a `Transformer`, is causal by itself, without the causal mask that torch's
+            modules need. An encoder becomes a `Decoder` without cross-attention.
 
     Raises:
         TypeError: another module, or one with parts that are not torch's own (a subclass, a replaced norm, a parametrization).

@@ -19,8 +19,8 @@ class ResidualLayer(nn.Module):
     r"""The sublayers of one layer of a `ResidualStack`, each with its residual connection.
 
     The stack calls each layer with the stream as the layer before left it: `layer(state, **context)` returns the next state. The
-    write of the last sublayer may still be pending; the next layer, which owns the norm that follows, adds it in the same call.
-    So a layer uses no parameter of another one: hooks, `compile()`, `fully_shard`, activation checkpoints and pipeline stages
+    write of the last sublayer may still be pending; the next layer adds it in the same call that computes its own first norm.
+    So a layer uses no parameter of another layer: hooks, `compile()`, `fully_shard`, activation checkpoints and pipeline stages
     treat it like any other module. A hook, or a module that replaces the layer, must return a state too, such as
     `output._replace(x=...)`.
 
@@ -70,7 +70,7 @@ class ResidualLayer(nn.Module):
 def refuse_state(layers: nn.ModuleList, layer: nn.Module, state: Any) -> NoReturn:
     """Raise a TypeError for a layer of a stack whose output `state` is not a `StreamState`."""
     if isinstance(state, tuple):
-        check_tensor(state)  # raises: a reentrant checkpoint made it plain
+        check_tensor(state)  # raises: a reentrant checkpoint turned the state into a plain tuple
     place = [*layers].index(layer)
     raise TypeError(
         f"layers[{place}] ({type(layer).__name__}) returned {type(state).__name__}, expected a StreamState: a module among the "

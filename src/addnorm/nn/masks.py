@@ -32,7 +32,7 @@ def merge_masks(
     causal: bool = False,
     name: str = "mask",
 ) -> MergedMask:
-    """Merge masks and causality: bool masks become -inf in the dtype of x, float masks are added.
+    """Merge masks and causality into one mask: bool masks become 0 or -inf in the dtype of x, float masks are added.
 
     Args:
         x: the attention's input, `(batch, queries, d_model)`. If `causal`, the queries are the last of the keys.

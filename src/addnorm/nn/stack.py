@@ -1,6 +1,6 @@
 """Sublayers under a residual wiring, with each add fused with the norm that follows.
 
-The constructor has many parameters, since each option is one, as in torch.nn.
+The constructor has many parameters, since each option is a parameter, as in torch.nn.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class ResidualStack(nn.Module):
         return state
 
     def _run_layers(self, layers: Iterable[Any], state: StreamState, context: dict[str, Any]) -> StreamState:
-        """Run `layers` in order, the leading plain ones without module calls, and return the state after them."""
+        """Run `layers` in order and return the state after them. The leading plain layers run without module calls."""
         layers = [*layers]
         state, number = run_layers(layers, LAYERS, state, context)
         if not is_state(state):
@@ -371,7 +371,7 @@ class ResidualStack(nn.Module):
     def extra_repr(self) -> str:
         """Return the wiring and its equation."""
         ends = replace(self.wiring, final_norm=self.norm_final is not None)
-        fits = self.sublayers_per_layer == 2 and (self.head is None or self.head.stage.n <= 100)  # more take long
+        fits = self.sublayers_per_layer == 2 and (self.head is None or self.head.stage.n <= 100)  # more take too long
         text = ends.equation(self.num_layers if fits else None)
         return "\n".join([f"{self.wiring!r}:", text]) if "\n" in text else f"{self.wiring!r}: {text}"
 

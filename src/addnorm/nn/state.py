@@ -75,15 +75,18 @@ class Site(NamedTuple):
 
 
 def is_state(value: Any) -> TypeGuard[StreamState]:
-    """Return whether a value is a state. A graph of torch.compile that reads the class in one function alone has fewer guards."""
+    """Return whether a value is a state.
+
+    A graph of torch.compile has fewer guards if it compares the class in this function alone.
+    """
     return value.__class__ is StreamState
 
 
 def without_views(state: StreamState) -> StreamState:
-    """Return the state with a pending branch that is not a view, as the output of a module with hooks.
+    """Return the state with a pending branch that is no view, for the output of a module with hooks.
 
-    FSDP2 hooks a module's outputs and warns of a view, which an operator in place would detach from its hook. A projection
-    returns a view, and the stack writes nothing in place.
+    FSDP2 registers hooks on a module's outputs and warns if an output is a view, since an in-place operator would detach it from
+    its hook. The output of a projection is a view. It is safe to hide this, since the stack writes nothing in place.
     """
     write = state.pending
     if write is None or write.branch._base is None:

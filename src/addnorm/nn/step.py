@@ -45,7 +45,7 @@ GATED = methods_of(
     coefficients.HyperConnection, coefficients.IndependentConnection, coefficients.ManifoldConnection, coefficients.SigmoidRead,
     names=("compute", "gates", "is_constant"),
 )  # fmt: skip
-ATTENDING = methods_of(coefficients.SourceAttention, names=("compute", "read"))  # whose reads are one operator
+ATTENDING = methods_of(coefficients.SourceAttention, names=("compute", "read"))  # one operator computes their reads
 
 
 # One stream.
@@ -150,7 +150,10 @@ def finish(state: StreamState) -> Streams:
 
 
 def add_write(streams: Streams, write: PendingWrite, norms: Sequence[Any], kind: Norm) -> Streams:
-    """Return the new streams, N_out(A X + B W), in the form of `streams`. `norms` has each one's N_out or None, or is empty."""
+    """Return the new streams, N_out(A X + B W), in the form of `streams`.
+
+    `norms` has the N_out of each new stream, with None for a stream without a norm. It is empty if no stream has a norm.
+    """
     if write.inject is None:
         if not norms:
             return add_residual(streams, write.branch, **write.options)
@@ -282,7 +285,7 @@ def read(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[An
 
 
 def _attend(module: Any, spec: Stage | Head, state: StreamState, streams: Streams) -> tuple[Tensor, ...] | None:
-    """Return C X of attention over the streams for each read, before the norm; None if C is needed or computed otherwise."""
+    """Return C X of each read before its norm if attention computes C and C itself is not needed, else None."""
     computed = module.coefficients
     is_general = computed is None or state.sites is not None or spec.delayed or any(spec.norm_streams)
     if is_general or not is_unmodified(computed, ATTENDING):
@@ -358,7 +361,7 @@ def _read_in_one_call(module: Any, spec: Stage | Head, state: StreamState, norm:
 
 
 def collapse(row: Any, streams: Streams) -> Tensor:
-    """Return the sum over j of row_j X_j in float32 at least, or X_j itself if only row_j is not 0 and row_j is 1."""
+    """Return the sum over j of row_j X_j in float32 at least. If row_j is 1 for one j and else 0, return X_j itself."""
     if isinstance(row, Tensor):
         if not isinstance(streams, Tensor):
             streams = torch.stack(streams, -2)
@@ -392,7 +395,7 @@ def _is_scale(entry: Any) -> bool:
 
 
 def _keep(module: Any, spec: Stage | Head, mix: Any, inject: Any, bias: Any) -> tuple[Any, Any, Any]:
-    """Return A, B and the bias for the write: the stage's if they are not computed, with parameters copied if distributed."""
+    """Return A, B and the bias of the write. The stage's A and B replace None. Copy parameters if distributed."""
     if inject is None and "inject" in module.entries:
         inject = _resolve(module, module.entries["inject"])[0]
     if mix is None and spec.mix is not None:

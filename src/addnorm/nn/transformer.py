@@ -6,7 +6,7 @@
     Transformer  an encoder whose output is the decoder's memory
 
 Inputs and outputs are vectors: embeddings, positions and the projection to a vocabulary are left to the caller. `block`, the
-constructors and `Transformer.forward` have many parameters, since each option and each mask is one, as in `torch.nn.Transformer`.
+constructors and `Transformer.forward` have a parameter for each option and each mask, as in `torch.nn.Transformer`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def block(
     Args:
         d_model: the number of features.
         nhead: the number of heads, which divides d_model.
-        dim_feedforward: the hidden width of the feed-forward sublayer; None means that of `FeedForward`.
+        dim_feedforward: the hidden width of the feed-forward sublayer; None means the default of `FeedForward`.
         cross_attention: whether there is attention to a memory.
         causal: whether self-attention is causal.
         activation: activation of the feed-forward: "relu", "gelu", "swiglu", or a function. A module is copied for each block.
@@ -184,7 +184,7 @@ class Encoder(_Blocks):
         num_layers: the number of blocks, L.
         d_model: the number of features of the stream.
         nhead: the number of heads, which divides d_model.
-        dim_feedforward: the hidden width of the feed-forward sublayers; None means that of `FeedForward`.
+        dim_feedforward: the hidden width of the feed-forward sublayers; None means the default of `FeedForward`.
         wiring: a `Wiring`, a `Row`, or a name such as "post_ln" or "pre_ln".
         activation: "relu", "gelu", "swiglu", or a function; a module is copied for each layer.
         norm: "layer" or "rms".

@@ -65,8 +65,8 @@ def _absolute(value: Any) -> Any:
 def expand(start: Streams, sites: Sequence[Site], kind: Norm) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
     """Return x_0's part of the last streams, the part of each write, and the tolerance of the sum of all parts.
 
-    The tolerance allows for the streams' rounding at every site: each state is a sum of rounded products, and is rounded. Carried
-    through the later sites such an error stays below the bound of the last streams, which contains that of every earlier state.
+    The tolerance allows for the streams' rounding at every site: each state is a sum of rounded products, and is rounded. Later
+    sites carry such an error on. It stays below the bound of the last streams, which includes the bounds of all earlier states.
 
     Args:
         start: the first streams, a tuple of tensors `(*, d_model)`, or one tensor `(*, n, d_model)`.
@@ -164,7 +164,7 @@ def _freeze(norm: Any, total: Tensor, kind: Norm) -> _FrozenNorm | None:
     if norm is None:
         return None
     x = widen(total)
-    eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps  # that of the arithmetic
+    eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps  # None: that of the arithmetic's dtype
     weight, bias = (None if t is None else t.to(x.dtype) for t in (norm.weight, getattr(norm, "bias", None)))
     frozen = _FrozenNorm(weight, reference.statistics(x, kind, eps).rstd, bias, int(KINDS[kind].is_centred))
     if not is_plain(norm, kind, total):
