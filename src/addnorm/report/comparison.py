@@ -23,7 +23,7 @@ from addnorm.report.model import versions
 from addnorm.report.page import Block, Facts, Figure, Findings, Page, Section, figure_of
 from addnorm.wirings.factors import format_factor
 
-BESIDE = ("gradient", "memory", "ablation")  # topics of the verdict beside their figures; others are at the top
+BESIDE = ("gradient", "memory", "ablation")  # topics of findings beside their figures; others are at the top
 NAMED = 5  # wirings in the title
 TILES = 4  # losses in large type
 PER_DRAWING = 8  # wirings in a drawing: the number of different colours and dashes
@@ -104,7 +104,7 @@ def _loss(loss: float) -> str:
 
 
 def _parts(comparison: Comparison) -> Iterator[tuple[Comparison, str]]:
-    """Yield comparisons of at most `PER_DRAWING` wirings each, with the text that their charts' titles end with."""
+    """Yield parts of the comparison, of at most `PER_DRAWING` wirings, and the suffix of the titles of their charts."""
     names = [*dict.fromkeys(arm.wiring for arm in comparison.arms)]
     size = -(-len(names) // (-(-len(names) // PER_DRAWING) or 1)) or 1
     for begin in range(0, len(names), size):

@@ -32,7 +32,7 @@ from addnorm.lab.verdict import gradient_ratio
 
 Values = Iterable[tuple[float, float | None]]  # x and y of points; y is None where a run has no number
 WINDOW = 10  # steps over which a learning curve is smoothed
-ROWS = 100  # of a learning curve's table
+ROWS = 100  # approximate maximum of rows in a learning curve's table
 EXPLODING = ("no_norm",)  # wirings that may leave the axes' limits
 DRAWN = 7  # series in a drawing of untrained stacks; the table has all
 BY_DEPTH = {
@@ -82,7 +82,7 @@ class Shown(NamedTuple):
 
 
 def _looks(comparison: Comparison, n: int) -> list[tuple[int, Arm]]:
-    """Return the arms of n layers, each with the number of its wiring's look."""
+    """Return the arms of n layers, each with the index of its wiring's colour (`choose_looks`)."""
     arms = comparison.by_depth.get(n, ())
     return [*zip(choose_looks([arm.wiring for arm in arms]), arms, strict=True)]
 
@@ -100,7 +100,7 @@ def groups_by_warm_up(comparison: Comparison, n: int) -> list[Shown]:
 
 
 def _with_warm_up(arm: Arm, group: Group, number: int) -> Shown:
-    """Return a setting of a wiring whose label and dash say whether it has warm-up."""
+    """Return the runs of a setting, with a label and a dash that tell whether it has warm-up."""
     label = f"{arm.wiring}, {'warm-up' if group.warm_up else 'no warm-up'}"
     return Shown(label, group, number, int(group.warm_up > 0) + 2 * (number // NUM_LOOKS))
 

@@ -31,7 +31,7 @@ LONG = 48  # rows: longer tables are collapsed
 TOP = ("model", "inputs", "date", "loss")  # facts at the top of the page
 DEPTH = "Depth counts sublayers; x_0 is the stream before the first sublayer."
 FINAL = "The output is the norm of the stream."  # part of a wiring's description
-# Of a residual program.
+# Texts about a residual program.
 CAPTION = "The sublayers with their matrices, and the relative error of the equations"
 SYMBOLS = (
     "f is the sublayer, N a norm, R its normalization without weight, X the streams before it, X' the streams after it."

@@ -17,7 +17,7 @@ from addnorm.stream.record.schema import RecordedSite
 
 # Function of a role and a statistic that returns the finite numbers of a stream, by depth.
 Finite = Callable[[str, str], list[tuple[RecordedSite, float]]]
-SMALL_WRITE = 1e-3  # of the stream's norm
+SMALL_WRITE = 1e-3  # norm of a small write, relative to the stream's norm
 OPPOSING = -0.1  # cosine of a write that opposes the stream
 SIMILAR = 0.9  # cosine of two tokens that are nearly equal
 UNEVEN = 10.0  # ratio of gradients
@@ -34,7 +34,7 @@ def _site_name(site: Site | RecordedSite, several: bool = False) -> str:
 
 
 def _place_name(site: RecordedSite) -> str:
-    """Return where a value of the stream is, in words: "after the attention of layer 3"."""
+    """Return in words at which point a value of the stream is taken: "after the attention of layer 3"."""
     return "at x_0" if site.kind == "start" else f"after {_site_name(site)}"
 
 
@@ -71,7 +71,7 @@ def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _equations(sites: str, error: float, closes: bool) -> Finding:
-    """Return the finding about the equations of some sublayers."""
+    """Return the finding on how closely the equations of some sublayers reproduce the model's values."""
     return Finding(
         f"The equations of {sites}, computed again in float64, differ from the model's values by at most "
         f"{format_number(error, 2)}, relative.",
