@@ -7,7 +7,7 @@ from collections.abc import Iterable
 ADD, ARROW = "⊕", "►"
 STEP = 3  # columns from the end of a wire to the next box, fork or sum
 
-# The character of a cell by the directions of its wires: left, right, up, down; capitals for thick ones that meet thin ones.
+# The character of a cell by the directions of its wires: left, right, up, down. Capitals: thick wires that meet thin ones.
 WIRES = {
     "lr": "─", "ud": "│", "rd": "┌", "ld": "┐", "ru": "└", "lu": "┘", "rud": "├", "lud": "┤", "lrd": "┬", "lru": "┴",
     "lrud": "┼", "l": "─", "r": "─", "u": "│", "d": "│", "Lud": "╡", "Rud": "╞", "LRd": "╤", "LRu": "╧", "LRud": "╪",
@@ -16,7 +16,7 @@ THICK = str.maketrans("─│┌┐└┘├┤┬┴┼", "═║╔╗╚╝�
 
 
 class Canvas:
-    """A grid of wires and texts; wires that meet are joined, and thick where one of them is."""
+    """Grid of wires and texts. Wires that meet are joined. Where two overlap, the wire is thick if one of them is."""
 
     def __init__(self) -> None:
         self.wires: dict[tuple[int, int], set[str]] = {}
@@ -64,7 +64,7 @@ class Wire:
     Args:
         canvas: the drawing.
         x, y: where the wire begins.
-        thick: whether it stands for several streams.
+        thick: whether the wire stands for several streams.
     """
 
     def __init__(self, canvas: Canvas, x: int, y: int, *, thick: bool = False) -> None:
@@ -76,7 +76,7 @@ class Wire:
         self.x = max(x, self.x)
 
     def draw_boxes(self, labels: Iterable[str]) -> None:
-        """Draw boxes on the wire, which is thin behind the first."""
+        """Draw boxes with these labels on the wire. The wire is thin behind the first box."""
         for label in labels:
             self.extend(self.x + STEP)
             left, right = self.x, self.x + len(label) + 3
@@ -93,7 +93,7 @@ class Wire:
         return Wire(self.canvas, self.x, y, thick=self.thick)
 
     def join(self, *others: Wire, sign: bool = True) -> None:
-        """Draw a vertical line from this wire to others, which add it; `sign` is whether a plus stands there."""
+        """Draw a vertical line from this wire to `others`, to which it is added. With `sign` each sum has a plus."""
         wires = (self, *others)
         x, rows = max(wire.x for wire in wires) + STEP, [wire.y for wire in wires]
         for wire in wires:
@@ -109,7 +109,7 @@ class Wire:
 
 
 def _character(wires: set[str]) -> str:
-    """Return the character of a cell; where thick wires meet thin ones, each pair of opposite sides has one thickness."""
+    """Return the character of a cell. Where thick wires meet thin ones, two opposite sides have the same thickness."""
     thick = {side for side in wires if side.isupper()}
     sides = "".join(sorted(thick | {side for side in wires if side.upper() not in thick}, key="LlRrUuDd".index))
     return WIRES[sides.lower()].translate(THICK) if sides.isupper() else WIRES[sides]

@@ -171,8 +171,8 @@ def admin(profiled: bool = True, growth: Growth = "log") -> Wiring:
         profiled: whether one forward pass measures omega's initial value (`init_(stack, x)`): 1 in the first sublayer, and then
             sqrt(omega^2 var(x) + var f(x)) of the sublayer before. If False, the number of sublayers alone sets it, as in
             admin-torch.
-        growth: without profile, how much the output may change in the number of sublayers S: "log" is
-            omega = sqrt((S+1)/ln(S+1) - 1), "linear" 1, "constant" sqrt(S).
+        growth: how the output's change may grow with the number of sublayers S, if not `profiled`: "log" sets omega to
+            sqrt((S+1)/ln(S+1) - 1), "linear" to 1, "constant" to sqrt(S).
     """
     check_bool("profiled", profiled)
     check_choice("growth", growth, _ADMIN)
@@ -235,7 +235,7 @@ def layer_scale(gamma: float | None = None) -> Wiring:
     """Return LayerScale, x' = x + gamma * f(N(x)), gamma a learned vector, and a final norm. Touvron et al. 2021 (CaiT).
 
     Args:
-        gamma: the initial value; None means that of CaiT's code: 1e-4 below 24 layers, 1e-5 below 36, then 1e-6.
+        gamma: the initial value; None means the value of CaiT's code: 1e-4 below 24 layers, 1e-5 below 36, then 1e-6.
     """
     if gamma is not None:
         gamma = check_float("gamma", gamma)
@@ -412,5 +412,5 @@ def _nonzero(name: str, value: Any) -> float:
 
 
 def list_all() -> list[Wiring]:
-    """Return one wiring of each name, in the order of the families."""
+    """Return each registered wiring once, with its default options or those in `EXAMPLES`."""
     return [make(**EXAMPLES.get(name, {})) for name, make in CONSTRUCTORS.items()]

@@ -2,7 +2,7 @@
 
     R = N_in(C P(X)),   W = N_branch(f(R)),   X' = N_out(A X + B W)
 
-Their initial values are those of the sources. Where a source publishes none, the docstring says whose are taken.
+Their initial values are those of the sources. If a source publishes none, the docstring says where the values come from.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def b2t() -> Wiring:
 
 
 def _b2t_stage(place: Place) -> Stage:
-    """Return a post-LN sublayer; the layer's input is a second stream up to its last sublayer, which adds it."""
+    """Return the stage of a B2T sublayer: post-LN, the layer's input in a second stream that its last sublayer adds."""
     n = 1 if place.sublayer == 0 else 2
     if place.sublayer == place.sublayers_per_layer - 1:
         names = ("x",) if n == 1 else ("h", "x")
@@ -67,8 +67,8 @@ _RESI_DUAL = Stage(2, collapse=(1, 0), mix=identity(2), inject=(1, 1), norm_out=
 def hyper_connections(n: int = 4, dynamic: bool = True) -> Wiring:
     """Return hyper-connections, X' = A X + b f(N(c X)), and the norm of the streams' sum. Zhu et al. 2024.
 
-    A, b and c are learned, and in the dynamic form each stream's norm moves them. At first they give pre-LN. The last projections
-    of the sublayers start larger by sqrt(n), as in the paper.
+    A, b and c are learned. In the dynamic form a function of each normalized stream is added to them. At first they give pre-LN.
+    The last projections of the sublayers start larger by the factor sqrt(n), as in the paper.
 
     Args:
         n: the number of streams.
@@ -104,8 +104,8 @@ def mhc(
     Args:
         n: the number of streams.
         head: how the streams become the output: "learned" gates as in DeepSeek V4, or their "mean" as in GLM-5.3.
-        single_pass: whether a sublayer reads with the c of the one before it, so that one pass over the streams is enough, as in
-            DeepSeek V4.1; the first reads stream 1, and the c of the last sublayer is the head.
+        single_pass: whether a sublayer reads with the c that the sublayer before it computes, so that one pass over the streams
+            is enough, as in DeepSeek V4.1. The first sublayer reads stream 1, and the c of the last one serves as the head.
         iterations: how often the rows and columns of A are normalized.
         eps: added to c, to the entries of A after the first division, and to each later sum of its rows and columns.
         norm_eps: epsilon of the norm of all streams; GLM-5.3 has 1e-5.
@@ -178,7 +178,7 @@ def gated_residual(n: int = 4, rank: int = 320, eps: float = 1e-6) -> Wiring:
 def depth_scaled() -> Wiring:
     """Return x' = sqrt((k-1)/k) x + sqrt(1/k) N(f(N(x))), k = 2, 3, ... counting the sublayers, and a final norm. Beam.
 
-    sqrt(k) x is the sandwich's plain sum: the stream's size stays the same, and so does the model's function.
+    sqrt(k) x is the stream of the sandwich, a plain sum. So the stream keeps its size, and the model computes the same function.
     """
     return Wiring(
         "depth_scaled", _depth_scaled_row, final_norm=True,
@@ -244,8 +244,8 @@ def _keel_row(place: Place) -> Row:
 def reversible() -> Wiring:
     """Return reversible residuals: of two streams one is read and the other written, in turn. Kitaev et al. 2020 (Reformer).
 
-    y_1 = x_1 + f(N(x_2)), y_2 = x_2 + g(N(y_1)); both begin as the embedding. The output is the norm of their mean; Reformer has
-    2 d features there, the streams side by side.
+    y_1 = x_1 + f(N(x_2)), y_2 = x_2 + g(N(y_1)); both streams begin as the embedding. The output is the norm of the streams'
+    mean. Reformer concatenates the streams instead, to 2 d features.
     """
     return Wiring(
         "reversible", _reversible_stage, final_norm=True, embedding=(1.0, 1.0), head=Head(2, (0.5, 0.5)),
@@ -267,7 +267,7 @@ def ngpt(alpha: float = 0.05) -> Wiring:
     length 1, these sqrt(d_model). The embedding is normalized first. Its normalized weight matrices are not part of the wiring.
 
     Args:
-        alpha: α at first, above 0. In training α is the absolute value of what is learned.
+        alpha: the initial α, above 0. In training α is the absolute value of a learned vector.
     """
     alpha = check_positive("alpha", alpha)
     stage = Stage(1, (1,), coefficients=Computed(Interpolation, {"init": alpha}), norm_branch=True, norm_out=True)

@@ -2,7 +2,7 @@
 
     R = N_in(C P(X)),   W = N_branch(f(R)),   X' = N_out(A X + B W)
 
-Their initial values are those of the sources. Where a source publishes none, the docstring says whose are taken.
+Their initial values are those of the sources. If a source publishes none, the docstring says where the values come from.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ def attention_residuals(
     the norm of the read that is pre-LN.
 
     Args:
-        layers_per_block: None for one source a write; otherwise the writes of that many layers are one source, their sum.
-        normed_values: Inkling 2's form: the read is a sum of R(x_i), γ is absent and the scores are divided by sqrt(d_model).
-        reads: the inputs of the first sublayer of a layer, each with its own query: 3 for separate query, key and value inputs; a
-            tuple is repeated over the layers.
+        layers_per_block: the number of layers whose writes are summed to one source; None means that each write is a source.
+        normed_values: whether to use Inkling 2's form: the read is a sum of R(x_i), γ is absent and the scores are divided by
+            sqrt(d_model).
+        reads: the number of inputs of the first sublayer of a layer, each with its own query: 3 for separate query, key and value
+            inputs. A tuple is repeated over the layers.
     """
     if layers_per_block is not None:
         check_int("layers_per_block", layers_per_block, 1)
@@ -48,7 +49,7 @@ def attention_residuals(
 
 
 def _count_sources(place: Place, layers_per_block: int | None) -> tuple[int, bool]:
-    """Return the sources at a place, and whether its write begins a new one."""
+    """Return the number of sources at a place, and whether the write of the sublayer there begins a new source."""
     index = place.position
     block = 1 if layers_per_block is None else layers_per_block * place.sublayers_per_layer
     return 1 - (-index // block), index % block == 0
@@ -82,8 +83,8 @@ def _attention_head(place: Place, layers_per_block: int | None, normed_values: b
 def denseformer(dilation: int = 1, period: int = 1) -> Wiring:
     """Return DenseFormer: every layer reads a learned average of the states after all earlier layers. Pagliardini et al. 2024.
 
-    The average is the state that goes on: x = sum_j α_j x_j over the embedding and the states after earlier layers, and the layer
-    is pre-LN on x. At first α reads the newest state alone: pre-LN.
+    x = sum_j α_j x_j is the average of the embedding and the states after earlier layers. The layer is pre-LN on x, to which its
+    writes are added. At first α is 1 for the newest state and 0 for the others, which is pre-LN.
 
     Args:
         dilation: only every `dilation`-th earlier state is averaged, counted back from the newest.
@@ -109,7 +110,7 @@ def _dense_weights(n: int, dilation: int, period: int) -> tuple[Any, ...]:
 
 
 def _pre_ln_stage(n: int) -> Stage:
-    """Return pre-LN on the newest of n states."""
+    """Return the stage of a pre-LN sublayer on the newest of n states."""
     return Stage(n, unit(n, -1), None, unit(n, -1), norm_in=True, names="x")
 
 
@@ -135,11 +136,12 @@ def _count_states(place: Place) -> int:
 def muddformer(reads: int = 1) -> Wiring:
     """Return MUDDFormer: the state before a layer computes weights of all earlier states, for each read. Xiao et al. 2025.
 
-    r_q = N(sum_j w_qj x_j), w = GELU(R(x_n) W_1) W_2 + w_0 from the newest state x_n, and another row of w for the state that
-    goes on. At first w reads the newest state alone: pre-LN.
+    r_q = N(sum_j w_qj x_j), w = GELU(R(x_n) W_1) W_2 + w_0 from the newest state x_n. Another row of w weighs the states for the
+    sum to which the layer's writes are added. At first w is 1 for the newest state and 0 for the others, which is pre-LN.
 
     Args:
-        reads: the inputs of the first sublayer of a layer: 1, or 3 for separate query, key and value inputs, as in the paper.
+        reads: the number of inputs of the first sublayer of a layer: 1, or 3 for separate query, key and value inputs, as in the
+            paper.
     """
     check_int("reads", reads, 1)
     return Wiring(
@@ -168,13 +170,14 @@ def x0_residual(
 ) -> Wiring:
     """Return pre-LN whose layers begin by mixing the embedding in again: x ← λ x + μ x_0. nanochat.
 
-    λ and μ are learned numbers, one pair a layer. At the end `backout` times the state in the middle is subtracted, and learned
-    too. The embedding is normalized first.
+    λ and μ are learned numbers, one pair a layer. At the end the state after the middle layer, times a learned number, is
+    subtracted. The embedding is normalized first.
 
     Args:
-        scale: λ at first in the first and in the last layer; the others lie on a line.
-        x0_scale: μ at first in the first and in the last layer.
-        backout: the share of the state after layer L // 2 that is subtracted at the end; 0 for none.
+        scale: initial λ of the first and of the last layer. The layers between them are interpolated linearly.
+        x0_scale: initial μ of the first and of the last layer, as in `scale`.
+        backout: initial factor of the state after layer L // 2, counted from 0, that is subtracted at the end. 0 means that
+            nothing is subtracted.
     """
     for name, pair in (("scale", scale), ("x0_scale", x0_scale)):
         if not (isinstance(pair, Sequence) and len(pair) == 2):

@@ -11,7 +11,7 @@ def find_no_decay(module: nn.Module) -> set[str]:
     """Return the names of the parameters of all stacks in a module that should not decay.
 
     They are the weights and biases of norms, the learned factors, and the static coefficients, biases and scales of computed
-    coefficients; not the sublayers' parameters, and not the projections that compute coefficients from the streams.
+    coefficients. The sublayers' parameters, and the projections that compute coefficients from the streams, are not included.
     """
     names: set[str] = set()
     for prefix, inner in module.named_modules(remove_duplicate=False):
@@ -23,4 +23,4 @@ def find_no_decay(module: nn.Module) -> set[str]:
             for name, child in inner.named_children():
                 if name.startswith("norm"):
                     names |= {f"{path}{name}.{parameter}" for parameter, _ in child.named_parameters()}
-    return names & {name for name, _ in module.named_parameters()}  # which name a shared parameter once
+    return names & {name for name, _ in module.named_parameters()}  # these name a shared parameter once

@@ -78,7 +78,7 @@ def _draw_end(end: End, last: Canvas) -> list[Canvas]:
 
 
 def _draw_boxes(name: str, labels: list[str], result: str, *, thick: bool = False) -> Canvas:
-    """Draw boxes between a name and what they return."""
+    """Draw a name, a wire with boxes behind it, and the name of their result."""
     canvas = Canvas()
     wire = canvas.begin(name, thick=thick)
     wire.draw_boxes(labels)
@@ -100,19 +100,19 @@ def _draw_sum_of_two(head: StageText, norm: list[str], low: int) -> Canvas:
 
 
 def _scale(factor: FactorText | None) -> list[str]:
-    """Return the texts of the boxes that draw a factor; none for a factor of 1."""
+    """Return the texts of the boxes that draw a factor; an empty list for a factor of 1."""
     if factor is None or not (factor.boxes or factor.text):
         return []
     return [*factor.boxes] or [f"{'⊙' if factor.is_vector else '×'}{factor.text}"]
 
 
 def _norms(text: StageText) -> list[str]:
-    """Return the boxes of the sublayer with its norms."""
+    """Return the texts of the boxes of the sublayer, with its norms and the factor c of its input."""
     return [*["N"] * text.stage.norm_in, *_scale(text.factors.get("c")), "f", *["N"] * text.stage.norm_branch]
 
 
 def _labels_after(text: StageText) -> list[str]:
-    """Return the names of the streams after the sublayer, with a prime only where they changed."""
+    """Return the names of the streams after the sublayer. A name has a prime if the stream has changed."""
     return [stream.plain if stream.becomes("w") == stream.plain else stream.name for stream in text.streams]
 
 
@@ -153,13 +153,13 @@ def _has_names(text: StageText) -> bool:
 
 
 def _read_boxes(text: StageText) -> dict[int, list[str]]:
-    """Return the boxes on the way from each stream that is read, by its number."""
+    """Return the texts of the boxes between each stream that is read and the branch, by the stream's number."""
     flags = text.stage.norm_streams
     return {term.stream: ["N"] * flags[term.stream] + _scale(term.factor) for term in text.read()}
 
 
 def _fits_two_wires(text: StageText) -> bool:
-    """Return whether two wires show the stage: no stream is mixed into another one that goes on beside it."""
+    """Return whether two wires can show the stage: no stream is mixed into another stream that continues beside it."""
     names, read = text.names, [*_read_boxes(text).values()]
     if len(read) == 2 and read[0]:
         return False  # of two streams that are read, the first has no room for boxes
@@ -191,7 +191,7 @@ def _draw_wires(text: StageText) -> Canvas:
 
 
 def _draw_branch(text: StageText, branch: Wire, wires: list[Wire]) -> Canvas:
-    """Draw the sublayer, join it to the streams that are written, one without a factor first, and end them together."""
+    """Draw the sublayer, join it to the streams that it writes (those without a factor first), and end all wires."""
     branch.draw_boxes(_norms(text))
     targets: dict[tuple[str, ...], list[Wire]] = {}
     for wire, stream in zip(wires, text.streams, strict=False):
@@ -241,7 +241,7 @@ def _draw_injection(text: StageText) -> Canvas:
 
 
 def _bundle(text: StageText, names: Sequence[str], end: str = "") -> str:
-    """Return the name of all streams together."""
+    """Return one name for all streams together: "X", "(u, v)" or "x_0..x_n"."""
     if text.is_counted:
         return f"{text.base}_0..{names[0]}"
     if text.is_matrix or (text.stage.n > 2 and not text.stage.names):  # without names of their own
@@ -289,7 +289,7 @@ def _draw_thick_wire(text: StageText) -> Canvas:
 
 
 def _format(text: StageText, matrix: str, rows: Sequence[Sequence[Any]]) -> str:
-    """Return a matrix, or a vector that is its only row."""
+    """Return the text of the matrix A ("mix"), or of the vector b ("inject"), which is the only row."""
     if text.is_matrix:
         return format_entries(rows if matrix == "mix" else rows[0])
     factors = [[text.factors.get(find_place(matrix, k, j)) for j in range(len(row))] for k, row in enumerate(rows)]

@@ -22,7 +22,7 @@ SUBLAYERS = 2  # of a layer
 WIDTH, NARROWEST = 100, 50  # of a line of equations, in characters
 ELSEWHERE = "elsewhere"
 
-# What the symbols of equations mean, by the text that has them.
+# The meanings of symbols, by the regular expression that finds the symbol in an equation.
 MEANINGS = {
     r"\bN\b|\bN_": "N is a norm",
     r"\bf\b|\bf_": "f the sublayer",
@@ -43,10 +43,10 @@ MEANINGS = {
 
 
 class Part(NamedTuple):
-    """One equation of a wiring: a sublayer, or several that are parallel, in the layers where it is the same."""
+    """Equation of a sublayer, or of several parallel sublayers, with the layers that share it."""
 
     label: str  # "layers 1 to 3 of 12, sublayer 2"; empty for the whole stack
-    texts: tuple[StageText, ...]  # more than one of parallel sublayers
+    texts: tuple[StageText, ...]  # one, or one for each parallel sublayer
 
     @property
     def equations(self) -> list[str]:
@@ -62,14 +62,14 @@ class Part(NamedTuple):
 class End(NamedTuple):
     """The output of a wiring."""
 
-    equation: str  # "y = N(x_L)"; empty where it is the stream itself
-    head: StageText | None  # of several streams
+    equation: str  # "y = N(x_L)"; empty if the output is the stream itself
+    head: StageText | None  # the read of several streams; None for one stream
 
 
 def format_equation(wiring: Any, num_layers: int | None = None, *, defines: bool = True) -> str:
-    """Return the equation of a wiring: one line, or one for each form that its rows have; wide ones are broken after a comma.
+    """Return the equation of a wiring: one line, or one for each form of its rows. Wide lines are broken after a comma.
 
-    `defines` adds the definitions of its letters.
+    With `defines` the definitions of the letters follow.
     """
     lines = _lines(wiring, num_layers, defines=defines)
     indent = max(len(label) for label, _ in lines)
@@ -82,7 +82,7 @@ def format_equation(wiring: Any, num_layers: int | None = None, *, defines: bool
 
 
 def equation_lines(wiring: Any, num_layers: int | None = None, *, defines: bool = True) -> list[str]:
-    """Return the equations, each with its layers, with or without the definitions of their letters."""
+    """Return the equations, each with the layers that share it; with `defines` also the definitions of the letters."""
     return [f"{label}: {text}" if label else text for label, text in _lines(wiring, num_layers, defines=defines)]
 
 
@@ -92,7 +92,7 @@ def wrap_equation(wiring: Any, width: int, num_layers: int | None = None) -> lis
 
 
 def _wrap(text: str, width: int, gap: str) -> list[str]:
-    """Return a text in lines of at most that width, broken between an equation and the next if it is too wide."""
+    """Return a text in lines of at most `width` characters. Lines are broken only between one equation and the next."""
     lines: list[str] = []
     for piece in text.split(GAP):
         if lines and len(f"{lines[-1]}{gap}{piece}") <= width:
@@ -134,7 +134,7 @@ def _lines(wiring: Any, num_layers: int | None, *, defines: bool = True) -> list
 
 
 def _drop_known(texts: Iterable[str], known: set[str]) -> list[str]:
-    """Return the definitions that are not known, and make them known."""
+    """Return the texts that are not in `known`, and add them to `known`."""
     found = [text for text in texts if text not in known]
     known.update(found)
     return found
@@ -159,7 +159,7 @@ def _format_start(wiring: Any, first: Part) -> list[str]:
 
 
 def find_end(wiring: Any, num_layers: int | None = None) -> End:
-    """Return the output after the last sublayer."""
+    """Return the output of a wiring: its equation, and the read of several streams."""
     depth = shown_depth(wiring, num_layers)
     head, has_norm = wiring.last_read(_end_place(depth)), wiring.ends_in_norm(depth)
     if head is None:

@@ -91,7 +91,7 @@ def format_factor(value: float) -> str:
 
 
 def format_interval(values: Iterable[float]) -> str:
-    """Return one number, the first and last if the others lie between them, or else the smallest and largest."""
+    """Return numbers as text: one if all are equal, "first ... last" if all lie between them, else "least to most"."""
     values = [*values]
     ends, limits = (values[0], values[-1]), (min(values), max(values))
     if limits[0] == limits[1]:

@@ -27,7 +27,10 @@ WRITES = ("out", "down")  # the last projection of a sublayer, in which its outp
 
 
 class Draw(NamedTuple):
-    """A distribution and its gain: that of Xavier's rule (Glorot, Bengio 2010), or the standard deviation of "normal"."""
+    """Distribution of a weight, with the gain of Xavier's rule (Glorot, Bengio 2010).
+
+    For "normal" the gain is the standard deviation.
+    """
 
     kind: str
     gain: float = 1.0
@@ -54,7 +57,7 @@ InitRule = Callable[..., Draw]
 
 
 class UnknownRoleError(LookupError):
-    """A rule depends on the role of a weight whose role is unknown."""
+    """Error for a weight of unknown role under a rule that depends on the role."""
 
 
 def xavier(role: str | None, place: Place, **_: Any) -> Draw:
@@ -63,7 +66,9 @@ def xavier(role: str | None, place: Place, **_: Any) -> Draw:
 
 
 def xavier_packed(role: str | None, place: Place, **_: Any) -> Draw:
-    """Return Xavier-uniform over queries, keys and values as one matrix of 3 d_model rows: their bound is smaller by sqrt(2).
+    """Return Xavier-uniform with queries, keys and values as one matrix of 3 d_model rows.
+
+    The bound of these three is divided by sqrt(2).
 
     `torch.nn.Transformer`, fairseq and most models that were trained with "Xavier" draw them this way.
     """
@@ -84,7 +89,10 @@ def gpt2(role: str | None, place: Place, **_: Any) -> Draw:
 
 
 def depth_scaled(role: str | None, place: Place, **_: Any) -> Draw:
-    """Return DS-Init: Xavier-uniform over the square root of the layer's number. Source: Zhang et al. 2019 (arXiv 1908.11365)."""
+    """Return DS-Init: Xavier-uniform divided by the square root of the layer's number.
+
+    Source: Zhang et al. 2019 (arXiv 1908.11365).
+    """
     return Draw("xavier_uniform", 1 / math.sqrt(place.number))
 
 
@@ -99,7 +107,7 @@ RULES: dict[str, InitRule] = {
 
 
 def require_role(role: str | None) -> str:
-    """Return the role, or raise if it is unknown."""
+    """Return the role, or raise an UnknownRoleError if it is None."""
     if role is None:
         raise UnknownRoleError
     return role
@@ -175,7 +183,7 @@ def init_(wiring: Any, stack: nn.Module, *inputs: Any, **context: Any) -> None:
 
 
 def _check_draw(draw: Any, weight: Tensor, sublayer: Any, where: str) -> None:
-    """Check that the draw is known and that the weight is memory of a parameter."""
+    """Check that the distribution is known, and that the weight is a parameter of the sublayer or a view of one."""
     if not isinstance(draw, Draw) or draw.kind not in FILL:
         raise TypeError(f"the init of {where} gave {draw!r}, expected a Draw of {', '.join(map(repr, FILL))}.")
     if isinstance(sublayer, nn.Module) and not weight.is_meta:
@@ -208,7 +216,7 @@ def _profile(module: nn.Module, stacks: list[Any], *inputs: Any, **context: Any)
 
 @contextmanager
 def evaluate(module: nn.Module) -> Iterator[None]:
-    """Set a module and its submodules to evaluation in the block, without gradients."""
+    """Set a module and its submodules to eval mode in the block, without gradients. Restore their modes afterwards."""
     modes = {submodule: submodule.training for submodule in module.modules()}
     module.eval()
     try:

@@ -46,8 +46,8 @@ class Wiring:
         final_norm: whether the stream is normalized after the last sublayer; or a function of the number of layers.
         embedding_norm: whether x_0 is normalized before the first sublayer.
         init: the rule of `init_`: `init(role, place)` returns the `Draw` for weights of that role (`addnorm.wirings.init`).
-        embedding: the streams at the start: X_0 has a stream for each entry, x_0 times that number. Those of one `Stage` for
-            every sublayer are copies by default.
+        embedding: a factor for each stream at the start: the stream is x_0 times the factor. If `rule` is one `Stage`, the
+            default is 1 for each of its streams.
         head: the read of several streams after the last sublayer, which the final norm normalizes; or a function of the
             `Place` after it. Not needed with one stream.
         options: keyword arguments for `rule`, `final_norm`, `head` and `init`.
@@ -144,7 +144,7 @@ class Wiring:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether there is one stream and every sublayer reads what the one before it left."""
+        """Whether there is one stream, and every sublayer reads it after the write of the sublayer before."""
         return self.has_rows and not any(row.shares for row in self.rows(DEFAULT_DEPTH))
 
     def row(self, layer: int, sublayer: int, num_layers: int, sublayers_per_layer: int = 2) -> Row:
@@ -161,7 +161,7 @@ class Wiring:
         return stage
 
     def last_read(self, place: Place) -> Head | None:
-        """Return the read after the last sublayer; None for a wiring of rows, whose stream is the read.
+        """Return the read after the last sublayer, or None for a wiring of rows, whose single stream is read as it is.
 
         Args:
             place: the position after the last sublayer, such as `Place(num_layers, 0, num_layers, 2)`.
@@ -255,7 +255,7 @@ class Wiring:
         return find_no_decay(module)
 
     def __repr__(self) -> str:
-        """Return the call of the constructor that makes this wiring; without one, the fields that differ from their defaults."""
+        """Return the call of the constructor that makes this wiring. Without one return a call of `Wiring`."""
         if self.name in CONSTRUCTORS:
             make = CONSTRUCTORS[self.name]
             values = {**dict(self.options), "init": self.init}
@@ -277,7 +277,7 @@ def list_places(num_layers: int, sublayers_per_layer: int) -> list[Place]:
 
 
 def normalize_name(name: str) -> str:
-    """Return a name that is written as in the field, such as "post-LN" or "Pre LN", as options take it: "post_ln"."""
+    """Return the name of a wiring as options take it: "post_ln" for common spellings such as "post-LN" or "Post LN"."""
     return re.sub(r"[\s-]+", "_", name.strip()).lower() if isinstance(name, str) else name
 
 
@@ -285,7 +285,7 @@ def get(name: str, /, **options: Any) -> Wiring:
     """Return the wiring with that name.
 
     Raises:
-        ValueError: an unknown name or option, or a missing one.
+        ValueError: the name or an option is unknown, or a required option is missing.
     """
     name = normalize_name(name)
     if name not in CONSTRUCTORS:

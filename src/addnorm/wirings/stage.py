@@ -61,7 +61,7 @@ class Computed:
         return bool(self.kind.appends and "mix" in self.computes)
 
     def make(self, d_model: int, n: int, reads: int, place: Place, **factory: Any) -> Any:
-        """Return the module for one sublayer: n streams of width `d_model`, and that many reads."""
+        """Return the module for one sublayer with n streams of width `d_model` and with `reads` inputs."""
         return self.kind(d_model, n, reads, place, **dict(self.options), **factory)
 
     @property
@@ -90,14 +90,14 @@ class _Reads:
 
     @property
     def n_out(self) -> int:
-        """The number of streams after the sublayer; of a head, those that it reads."""
+        """The number of streams after the sublayer; for a head, the number of streams that it reads."""
         if self.mix is not None:
             return len(self.mix)
         return self.n + (self.coefficients is not None and self.coefficients.appends)
 
     @property
     def is_stacked(self) -> bool:
-        """Whether the streams are one tensor `(*, n, d_model)`, not a tuple of n tensors: as the module takes them."""
+        """Whether the module of the coefficients takes the streams as one tensor `(*, n, d_model)`, not as a tuple."""
         return self.coefficients is not None and self.coefficients.kind.stacked
 
     @property
@@ -112,13 +112,13 @@ class _Reads:
 
     @property
     def matrices(self) -> dict[str, Matrix]:
-        """C, A and B where they are given; B as a matrix of one row."""
+        """Those of the matrices C, A and B that are given, by their names. B is a matrix of one row."""
         given = {"collapse": self.collapse, "mix": self.mix, "inject": self.inject and (self.inject,)}
         return {name: rows for name, rows in given.items() if rows is not None}
 
     @property
     def entries(self) -> dict[str, Any]:
-        """The rows of C, A and B that are given, with learned entries as the names of their parameters."""
+        """The rows of `matrices`, in which each learned entry is replaced by the name of its parameter."""
         return {
             matrix: tuple(
                 row if is_constant(row) else tuple(_name(matrix, k, j, entry) for j, entry in enumerate(row))
@@ -139,7 +139,10 @@ class _Reads:
         return found
 
     def _set_collapse(self, consequence: str, most: int | None = None) -> None:
-        """Set C as a matrix of at most that many rows, one for each read."""
+        """Store C as a matrix of at most `most` rows, one for each read.
+
+        A row of zeros is an error, whose message states the `consequence`.
+        """
         is_nested = isinstance(self.collapse, Sequence) and self.collapse and isinstance(self.collapse[0], Sequence)
         rows = self.collapse[:most] if is_nested else (self.collapse,)
         object.__setattr__(self, "collapse", _to_matrix("collapse", rows, self.n, consequence))
@@ -160,20 +163,20 @@ class Stage(_Reads):
     """The reads and the write of one sublayer of a wiring with n streams.
 
     Args:
-        n: the number of streams that the sublayer finds.
+        n: the number of streams before the sublayer.
         collapse: C, a row of n entries, or one row for each read of a sublayer that takes several inputs; None if computed, or
             if the row is the one that the stage before computed (`delayed`).
         mix: A, a tuple of rows of n entries, one row for each stream after the sublayer; None if computed or the identity.
         inject: B, one entry for each stream after the sublayer; None if computed.
-        coefficients: the module that computes what is None.
-        reads: the number of the sublayer's inputs; it is that of C's rows where they are given.
+        coefficients: the module that computes the matrices that are None.
+        reads: the number of the sublayer's inputs. If C is given, it is the number of C's rows.
         delayed: whether the read uses the C that the stage before computed, and the C computed here is the next stage's.
         norm_streams: whether each stream is normalized before the read; or one bool for each stream.
         norm_in, norm_branch: whether the reads, and the sublayer's output, are normalized.
         norm_out: whether each new stream is normalized; or one bool for each of them.
         names: how texts call the streams, such as ("u", "v"), the default for two; or "x" for states that are counted: x_0, the
             embedding, up to x_n, the newest.
-        names_out: the names of the new streams, if there is another number of them.
+        names_out: the names of the streams after the sublayer, if their number changes.
 
     An entry is a number or a `Learned` factor.
 
@@ -247,9 +250,9 @@ class Row(Stage):
         a: factor of the stream; 0 removes the residual connection.
         b: factor of the sublayer's output.
         c: factor of the sublayer's input.
-        shares: what this sublayer has in common with the one before it in its layer: "" for nothing, it reads the stream after
-            that one's write; "state" if it reads the same state, by a norm of its own; "read" if it has the same input. Such
-            sublayers are parallel, and only plain sums can be: a = 1 and no norm_out.
+        shares: what this sublayer shares with the sublayer before it in its layer: "" for nothing (it reads the stream after that
+            sublayer's write), "state" if it reads the same state through its own norm, "read" if it has the same input.
+            Sublayers that share are parallel. They must be plain sums: a = 1 and no norm_out.
 
     Each factor is a number or a `Learned` factor.
 
@@ -356,7 +359,10 @@ def _name(matrix: str, k: int, j: int, entry: Factor) -> float | str:
 
 
 def _check_source(spec: Any, required: Sequence[str]) -> tuple[str, ...]:
-    """Check that each matrix is either given or computed, and return the computed ones."""
+    """Check that no matrix is both given and computed, and return the names of the computed ones.
+
+    A `required` matrix must be given or computed.
+    """
     computed: tuple[str, ...] = spec.computes
     for name in ("collapse", "mix", "inject"):
         value = getattr(spec, name, None)
@@ -368,7 +374,7 @@ def _check_source(spec: Any, required: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_names(argument: str, names: Any, n: int) -> None:
-    """Check that there is a name for each stream, or one for counted states, or none."""
+    """Check that the names are one for each stream, the letter of counted states, or empty."""
     if not names or (isinstance(names, str) and argument == "names"):
         return
     if not isinstance(names, tuple) or len(names) != n or not all(isinstance(name, str) and name for name in names):

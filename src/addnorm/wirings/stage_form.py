@@ -1,4 +1,4 @@
-"""The form of a stage: how its streams are written, and the parts of it that are no numbers."""
+"""The form of a stage: how texts write its streams, and the parts of the stage that are no numbers."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def is_counted(spec: Any) -> bool:
 
 
 def find_entries(spec: Any) -> dict[str, Factor | Vector]:
-    """Return the entries that are written one by one, by the names of their places.
+    """Return the entries of C, A and B that texts write one by one, by the names of their places, and the factor c.
 
-    Of counted states, stream 0 is the newest one; its entry is the whole row where that weighs several states or is learned.
+    Of counted states only the newest one is written, as stream 0. Its entry is the whole row if the row weighs several states or
+    is learned.
     """
     found: dict[str, Factor | Vector] = {}
     for matrix, rows in spec.matrices.items():
@@ -71,7 +72,7 @@ def _is_sum(row: Sequence[Factor]) -> bool:
 
 
 def form(spec: Any) -> tuple[object, ...]:
-    """Return a key of a stage without its numbers: stages with equal keys share one equation."""
+    """Return a key of all that a stage has but its numbers: stages with equal keys share one equation."""
     kinds = tuple((place, _kind(entry)) for place, entry in find_entries(spec).items())
     norms = spec.norm_streams, spec.norms_out
     counts: tuple[object, ...] = spec.n, spec.n_out, spec.names_out, spec.mix is None

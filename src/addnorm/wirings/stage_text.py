@@ -22,7 +22,7 @@ GAP = ",   "  # between an equation and the definitions of its letters
 PER_LAYER = ", one a layer"
 LETTERS = {"collapse": "c", "mix": "a", "inject": "b", "c": "c"}  # of the entries, by the first word of their places
 MATRICES = {"mix": "A", "inject": "b"}  # letters of whole matrices
-LONG = 16  # characters of a write that is not repeated in several equations
+LONG = 16  # a write with more characters is not repeated in several equations
 Symbols = Mapping[str, tuple[str, str]]
 
 
@@ -32,8 +32,8 @@ class FactorText(NamedTuple):
     text: str = ""  # a letter, a number, or "(1 ... 0.2887)"; empty for 1
     definition: str = ""  # the letter and its formula
     is_vector: bool = False
-    term: str = ""  # "a ⊙ ({x} + v)" or "Σ_i p_i {x}", where the product is no plain one
-    boxes: tuple[str, ...] = ()  # of a drawing, where there is not one with the text
+    term: str = ""  # the product with an operand {x}, unless it is "text {x}": "a ⊙ ({x} + v)" or "Σ_i p_i {x}"
+    boxes: tuple[str, ...] = ()  # texts of the boxes in a drawing, unless it is one box with `text`
 
     @property
     def is_sum(self) -> bool:
@@ -59,7 +59,7 @@ ONE = FactorText()
 
 
 class Product(NamedTuple):
-    """A term of a sum of streams."""
+    """Term of a sum of streams: the product of a factor and an operand."""
 
     factor: FactorText
     operand: str  # "v", "N(v)", "X"; "x_i" in a sum over all states
@@ -72,7 +72,7 @@ class Product(NamedTuple):
 class NewStream(NamedTuple):
     """A stream after the sublayer: N_out(kept + factor * write)."""
 
-    name: str  # with a prime where there was one of that name before: "u'"
+    name: str  # with a prime if a stream before the sublayer has the same name: "u'"
     kept: Sequence[Product]
     factor: FactorText | None  # None if the write is not added
     norm: bool
@@ -161,7 +161,7 @@ def make_text(
 
 
 def _find_symbol(spec: Any, symbols: Symbols, place: str, entry: Factor | Vector) -> tuple[str, str]:
-    """Return the letter of an entry and its formula."""
+    """Return the letter that stands for an entry, and the formula of its value, which may be empty."""
     kind, *numbers = place.split("_")
     newest = entry[-1] if isinstance(entry, tuple) else entry
     name = newest.name if isinstance(newest, Learned) else ""
@@ -180,7 +180,7 @@ def _find_symbol(spec: Any, symbols: Symbols, place: str, entry: Factor | Vector
 def _factor_text(
     letter: str, formula: str, values: Sequence[Any], deeper: Sequence[Any], *, exact: bool, measured: bool
 ) -> FactorText:
-    """Return the text of a factor that has these values over the layers, and those others in a deeper stack."""
+    """Return the text of a factor that is `values` over the layers, and `deeper` in a stack of another depth."""
     is_constant = len({*values, *deeper}) == 1
     first = values[0]
     if isinstance(first, Learned):
@@ -202,7 +202,7 @@ def _factor_text(
 
 
 def _sum_text(letter: str, formula: str, row: Vector) -> FactorText:
-    """Return the weights of counted states, with the definition of their letter."""
+    """Return the text of the weights with which `row` sums counted states, with the definition of their letter."""
     ages = [age for age, entry in enumerate(row[::-1]) if entry != 0.0]
     numbers = [entry.init if isinstance(entry, Learned) else entry for entry in row if entry != 0.0]
     step = ages[1] - ages[0] if len(ages) > 1 else 1
@@ -218,7 +218,7 @@ class StageText:
 
     Attributes:
         stage: the stage.
-        factors: the texts of its entries, by the names of their places; of X and of counted states, entry 0 stands for all.
+        factors: the texts of its entries, by the names of their places. For X and for counted states entry 0 stands for all.
         carried: the notation of the C that the stage before computed.
         is_matrix: whether the streams are written as one X.
     """
@@ -254,7 +254,7 @@ class StageText:
 
     @property
     def notation(self) -> Any:
-        """The notation of what the stage's module computes, or None."""
+        """The `Notation` of the module that computes coefficients of the stage, or None without such a module."""
         return None if self.stage.coefficients is None else self.stage.coefficients.notation
 
     @property
@@ -266,7 +266,7 @@ class StageText:
 
     @property
     def streams(self) -> list[NewStream]:
-        """The streams after the sublayer, with a prime where there was one of that name before."""
+        """The streams after the sublayer. A name has a prime if a stream before the sublayer has the same name."""
         stage, names, after = self.stage, self.names, self.names
         if self.is_counted and stage.n_out > stage.n:
             after = (f"{self.base}_{{n+1}}",)
@@ -303,13 +303,13 @@ class StageText:
         return [_weigh(factor, f"N({operand})" if any(flags) and operand != "X_i" else operand)]
 
     def _weigh(self, place: str, operands: Sequence[str]) -> list[Product]:
-        """Return the sum of operands with the entries of a row, but those that are 0."""
+        """Return the terms of the sum of `operands`, each with its factor in the row `place`, without terms of 0."""
         factors = [self.factors.get(f"{place}_{j}") for j in range(len(operands))]
         return [_weigh(factor, operands[j], j) for j, factor in enumerate(factors) if factor is not None]
 
     @property
     def reads(self) -> tuple[list[str], list[str]]:
-        """The arguments of f, and the equations of those that have a letter."""
+        """The arguments of f in symbols; if there are several, also the equations that define their letters."""
         texts = [join_terms(self.read(q)) for q in range(self.stage.reads)]
         if len(texts) == 1:
             return [self.normed(texts[0])], []
@@ -323,13 +323,13 @@ class StageText:
         return self.factors.get("c", ONE).times(f"{norm}({text})" if self.stage.norm_in else text)
 
     def write(self, *arguments: str, f: str = "f") -> str:
-        """Return W = N_branch(f(R))."""
+        """Return the write, W = N_branch(f(R)), in symbols."""
         write = f"{f}({', '.join(arguments)})"
         return f"N({write})" if self.stage.norm_branch else write
 
     @property
     def equations(self) -> list[str]:
-        """The equations, one a line: `w = ...` for a long write that is shared, the streams that change, several reads."""
+        """The equations, one a line: a long write that several streams share, streams that change, several reads."""
         arguments, more = self.reads
         write, letter = self.write(*arguments), []
         changes = self.changes(write)

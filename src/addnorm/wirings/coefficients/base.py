@@ -17,10 +17,10 @@ from addnorm.wirings.factors import Place
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of one sublayer; None where the stage's constants hold.
+    """Computed coefficients of one sublayer. A field is None if the constant of the stage is used instead.
 
-    Where the streams are one tensor `(*, n, d_model)`, the coefficients are tensors. Where they are a tuple of n tensors, so are
-    the coefficients: of floats, or tensors that broadcast to `(*, d_model)`.
+    If the streams are one tensor `(*, n, d_model)`, the coefficients are tensors. If the streams are a tuple of n tensors, the
+    coefficients are tuples, whose entries are floats or tensors that broadcast to `(*, d_model)`.
 
     Attributes:
         collapse: C, `(*, n)`, or gates `(*, n, d_model)`; or a tuple of n entries for each read.
@@ -36,13 +36,13 @@ class Coefficients(NamedTuple):
 
 
 class Notation(NamedTuple):
-    """Letters and formulas for what a module computes; equation, description and drawing are made from them.
+    """Letters and formulas of the coefficients that a module computes, for equation, description and drawing.
 
     Attributes:
         collapse, mix, inject: the letters of C, A and B.
-        terms: the product of a coefficient and its operand, where it is not "letter operand", by "collapse", "mix" or "inject",
-            such as `{"mix": "a ⊙ ({x} + v)"}`; {x} is the operand, {m} the number of the read if there are several.
-        boxes: the boxes of a drawing, where there is not one box with the letter, such as `{"mix": ("+v", "⊙a")}`.
+        terms: how to write the product of a coefficient and its operand, unless it is "letter operand", by "collapse", "mix" or
+            "inject": `{"mix": "a ⊙ ({x} + v)"}`. {x} is the operand, {m} the number of the read if there are several.
+        boxes: the boxes of a drawing, unless it is a single box with the letter: `{"mix": ("+v", "⊙a")}`.
         formulas: the definitions of the letters, in their order.
         learned: the letters of the parameters.
         start: how the coefficients start, in sentences.
@@ -67,15 +67,15 @@ class CoefficientModule(nn.Module):
         computes: which of "collapse", "mix", "inject" and "bias" the module returns.
         stacked: whether it takes the streams as one tensor `(*, n, d_model)`; otherwise as a tuple.
         appends: whether the `mix` that it computes has one row more than there are streams.
-        notation: how texts write what is computed; where that depends on the options, override `notate`.
-        decays: names of the parameters that weight decay is for.
-        counterparts: names of the constants and parameters, and of those in the module of transformers that computes the same.
+        notation: how texts write the coefficients. If this depends on the options, override `notate`.
+        decays: names of the parameters to which weight decay applies.
+        counterparts: for each constant and parameter here, its name in the module of transformers that computes the same.
 
     Args:
         d_model: width of the streams.
         n: number of streams.
         reads: number of the sublayer's reads.
-        place: position of the sublayer; for a head that after the last layer.
+        place: position of the sublayer; for a head the position after the last sublayer.
     """
 
     computes: ClassVar[tuple[str, ...]] = ()
@@ -91,7 +91,7 @@ class CoefficientModule(nn.Module):
 
     @classmethod
     def find_computed(cls, **options: Any) -> tuple[str, ...]:
-        """Return what a module with these options computes; `computes` unless an option leaves something out."""
+        """Return which coefficients a module with these options computes. Options may leave out some of `computes`."""
         return cls.computes
 
     @classmethod
@@ -136,7 +136,7 @@ class CoefficientModule(nn.Module):
             parameter.copy_(values[own].reshape(parameter.shape))
 
     def check_settings(self, **settings: Any) -> None:
-        """Check that the constants of the module to load are this module's: a state dict does not have them."""
+        """Raise a ValueError unless this module has the constants of the one to load. A state dict has none."""
         for name, value in settings.items():
             if getattr(self, name) != value:
                 raise ValueError(
@@ -148,7 +148,7 @@ class CoefficientModule(nn.Module):
         return nn.Parameter(torch.empty(shape, device=device, dtype=widen_dtype(dtype)))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CoefficientModule:
-        """Apply a function to all tensors, but keep those in float32 that it would round."""
+        """Apply `fn` to all tensors, but keep tensors in float32 that `fn` would round to a lower precision."""
         return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-any-return,no-untyped-call]  # torch's
 
     def extra_repr(self) -> str:
@@ -169,23 +169,26 @@ def keep_wide(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def is_eager(*streams: Tensor) -> bool:
-    """Return whether a call may run what transforms, graphs and subclasses of tensors cannot look into."""
+    """Return whether no transform, graph or tensor subclass sees a call on `streams`: its code may be untraceable."""
     is_traced = torch.compiler.is_compiling() or in_transform() or is_recording()
     return not is_traced and all(type(x) is Tensor for x in streams)
 
 
 def uses_node(*streams: Tensor) -> bool:
-    """Return whether a call may compute a formula by its autograd node."""
+    """Return whether a call may compute a formula by its own `torch.autograd.Function`."""
     return torch.is_grad_enabled() and is_eager(*streams)
 
 
 def widen_dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype of coefficients in a stack of a dtype, None for torch's default: float32, or float64 for float64."""
+    """Return the dtype of coefficients for streams of `dtype`: float64 for float64, else float32.
+
+    None means torch's default dtype.
+    """
     return torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
 
 
 def widen(streams: Tensor) -> Tensor:
-    """Return streams in float32, or in float64 if they are."""
+    """Return streams in float32. Streams in float64 stay in float64."""
     return streams if streams.dtype is torch.float64 else streams.float()
 
 

@@ -1,4 +1,4 @@
-"""Gated residuals: a gate for every feature of every stream, and their autograd node, which saves little for the backward."""
+"""Gated residuals: a gate for every feature of every stream, and an autograd function that saves few tensors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class GatedRead(CoefficientModule):
 
     @classmethod
     def find_computed(cls, *, injects: bool = True, **options: Any) -> tuple[str, ...]:
-        """Return what is computed: b only if it `injects`."""
+        """Return which coefficients are computed: b only with `injects`."""
         return cls.computes if injects else ("collapse",)
 
     def reset_parameters(self) -> None:
@@ -83,7 +83,7 @@ class GatedRead(CoefficientModule):
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
-        """Return the notation, with or without the gates of the write."""
+        """Return the letters and formulas of the coefficients; with `injects=False` those of the head, without b."""
         injects = options.get("injects", True)
         formulas = ("Y_i = γ_i ⊙ R(X_i)", "G = σ(W_up silu(W_down vec Y / n))", "b = 2 σ(W_b vec Y / n)")
         start = "γ starts at 1, and the matrices are drawn with standard deviation 0.02. So G is nearly 1/2"
@@ -94,7 +94,7 @@ class GatedRead(CoefficientModule):
 
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
-        """Copy the parameters of a `Qwen4ExpTextGatedResidual`, whose norm's weight is γ - 1 with all streams in a row."""
+        """Copy the parameters of a `Qwen4ExpTextGatedResidual`. Its norm's weight is γ - 1, flattened to one row."""
         super().load_transformers(source)
         self.weight.add_(1.0)
 
@@ -102,7 +102,7 @@ class GatedRead(CoefficientModule):
 def _compute_gates(
     streams: Tensor, weight: Tensor, down: Tensor, up: Tensor, project: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Return C, the gates times the norm's factors, `(*, n, d_model)`, and B `(*, n)`; the parameters are in their dtype."""
+    """Return C, the gates times the norm's factors, `(*, n, d_model)`, and B `(*, n)`, in the parameters' dtype."""
     x, n = widen(streams), streams.shape[-2]
     factors = rms_scale(x, eps) * weight
     normed = (x * factors).flatten(-2)
@@ -112,7 +112,7 @@ def _compute_gates(
 
 
 class _GatesFunction(torch.autograd.Function):
-    """`_compute_gates`, which saves the streams and the gates only: the backward normalizes the streams again."""
+    """Autograd function of `_compute_gates`. It saves the streams; the backward normalizes them again."""
 
     @staticmethod
     def forward(ctx: Any, streams: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor | None]:

@@ -15,7 +15,7 @@ from addnorm.wirings.factors import Place
 
 
 class HyperConnection(CoefficientModule):
-    """Coefficients that are learned, plus in the dynamic form a bounded function of each stream's norm.
+    """Coefficients that are learned, plus in the dynamic form a bounded function of each normalized stream.
 
         c_j  = c0_j + s_A tanh(N(X_j) w_c)       A_kj = A0_kj + s_A tanh(N(X_j) W_A)_k       b_k = b0_k + s_b tanh(N(X_k) w_b)
 
@@ -55,7 +55,7 @@ class HyperConnection(CoefficientModule):
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
-        """Return the notation of the static or the dynamic form."""
+        """Return the letters and formulas of the coefficients, in the static or the dynamic form."""
         start = "In sublayer k, c reads stream k mod n alone, A is the identity and b = 1"
         if not options.get("dynamic", True):
             return Notation(learned="c, A, b", start=f"{start}.")
@@ -67,7 +67,7 @@ class HyperConnection(CoefficientModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the coefficients to pre-LN's."""
+        """Set the parameters so that the coefficients are those of pre-LN."""
         nn.init.zeros_(self.collapse)
         self.collapse[self.place.position % self.n] = 1.0
         nn.init.eye_(self.mix)
@@ -81,11 +81,11 @@ class HyperConnection(CoefficientModule):
 
     @property
     def is_constant(self) -> bool:
-        """Whether the coefficients are the same for all tokens: in the static form."""
+        """Whether the coefficients are the same for all tokens, as in the static form."""
         return not self.dynamic
 
     def gates(self) -> StreamGates | None:
-        """Return the dynamic form's gates; the norm's parameters are parts of the projections."""
+        """Return the gates of the dynamic form, with the norm's parameters merged in, or None in the static form."""
         if not self.dynamic:
             return None
         rows = torch.cat([self.project_collapse[None], self.project_inject[None], self.project_mix])
@@ -94,11 +94,11 @@ class HyperConnection(CoefficientModule):
         return StreamGates("hyper", rows * self.norm_weight, scale, torch.cat(constants), project_eps=self.eps)
 
     def compute(self, streams: Tensor) -> Coefficients:
-        """Return C `(*, n)`, A `(*, n, n)` and B `(*, n)`; without the leading dimensions in the static form."""
+        """Return C `(*, n)`, A `(*, n, n)` and B `(*, n)`. In the static form they have no leading dimensions."""
         return super().compute(streams) if self.dynamic else Coefficients(self.collapse, self.mix, self.inject)
 
 
-# Constants and parameters in the hyper-connections of transformers.
+# Names of constants and parameters here, and their names in the hyper-connections of transformers.
 _HC = {
     "n": "hc_mult", "eps": "hc_eps", "norm_eps": "input_norm.eps", "project": "fn", "bias": "base", "scale": "scale",
 }  # fmt: skip
@@ -169,7 +169,7 @@ class ManifoldConnection(_Projected):
         super().__init__(d_model, n, reads, place)
         check_int("iterations", iterations, 1)
         self.iterations = iterations
-        self.make_parameters(n * (n + 2), 3, eps=eps, norm_eps=norm_eps, **factory)  # of c, of b, and of A row by row
+        self.make_parameters(n * (n + 2), 3, eps=eps, norm_eps=norm_eps, **factory)  # rows for c, b, and A row by row
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -200,7 +200,7 @@ class IndependentConnection(_Projected):
 
         z = φ R(vec X)      c = σ(α_1 z_c + β_c) + ε      b = m σ(α_2 z_b + β_b) + ε
 
-    At first α = 0.01, φ is normal with standard deviation 0.006, β_c = -ln(n - 1), so that c is the mean, and β_b = 0.
+    At first α = 0.01, φ is normal with standard deviation 0.006, β_c = -ln(n - 1), so that c is nearly 1/n, and β_b = 0.
 
     Args:
         magnitude: m, above 0.
@@ -216,7 +216,7 @@ class IndependentConnection(_Projected):
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
-        """Return the notation with the magnitude."""
+        """Return the letters and formulas of the coefficients, with the value of `magnitude`."""
         return Notation(
             formulas=(
                 "(z_c, z_b) = φ R(vec X)", "c = σ(α_1 z_c + β_c) + ε",
@@ -237,7 +237,7 @@ class IndependentConnection(_Projected):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the read to the mean and the write to 1, but for the noise of φ."""
+        """Set the parameters so that c is nearly 1/n and b nearly m / 2. φ is drawn at random."""
         super().reset_parameters()
         nn.init.normal_(self.project, std=0.006)
         self.bias[: self.n] = mean_logit(self.n)
@@ -281,11 +281,11 @@ class SigmoidRead(_Projected):
         self.make_parameters(n, 1, eps=eps, norm_eps=norm_eps, **factory)
 
     def reset_parameters(self) -> None:
-        """Set the read to the mean."""
+        """Set the parameters so that the read is the mean of the streams."""
         super().reset_parameters()
         nn.init.constant_(self.bias, mean_logit(self.n))
 
 
 def mean_logit(n: int) -> float:
-    """Return the logit of 1/n, at most that of 0.999 for one stream."""
+    """Return the logit of 1/n. For one stream it would be infinite: return the logit of 0.999."""
     return -math.log(n - 1) if n > 1 else math.log(999.0)

@@ -33,7 +33,7 @@ class GatedMix(CoefficientModule):
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
-        """Return the notation with the temperature and ε."""
+        """Return the letters and formulas of the coefficients, with the values of the temperature and of ε."""
         formulas = (f"b = σ(g/{options.get('temperature', 0.3):g})", f"a = √max(1 - b², {options.get('eps', 1e-3):g})")
         start = f"g is drawn with standard deviation {options.get('std', 0.02):g}, so that b is nearly 0.5 and a nearly 0.866."
         return Notation(mix="a", formulas=formulas, learned="g", start=start)
@@ -105,7 +105,7 @@ class ResidualScaling(CoefficientModule):
 class Interpolation(CoefficientModule):
     """A step from the stream towards the write: x' = x + α ⊙ (f - x), a = 1 - |α|, b = |α|.
 
-    The stored parameter is α times 1/sqrt(d_model) / `init`, so that one learning rate serves it and the weights.
+    The stored parameter is α times 1/sqrt(d_model) / `init`, so that the learning rate of the weights fits it too.
 
     Args:
         init: α at first.
@@ -118,7 +118,7 @@ class Interpolation(CoefficientModule):
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
-        """Return the notation with the initial value."""
+        """Return the letters and formulas of the coefficients, with the initial value of α."""
         start = f"α starts at {options.get('init', 0.05):g}."
         return Notation(mix="(1 - α)", inject="α", boxes={"mix": ("⊙(1-α)",)}, learned="α", start=start)
 

@@ -28,8 +28,8 @@ class SourceAttention(CoefficientModule):
 
         p = softmax_i(q · (γ ⊙ R(X_i)) s)      r = Σ_i p_i X_i
 
-    R divides by the root mean square of a source. There is a query for each read. q = 0 at first: all sources count alike, which
-    is pre-LN's direction, since the norm of the read removes the factor 1/n.
+    R divides by the root mean square of a source. There is a query for each read. q = 0 at first, so that all sources have the
+    weight 1/n. This is pre-LN, since the norm of the read removes the factor 1/n.
 
     Args:
         weighted: whether the keys have the weight γ, 1 at first.
@@ -46,7 +46,7 @@ class SourceAttention(CoefficientModule):
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
-        """Return the notation of the keys and the values that the options choose."""
+        """Return the letters and formulas of the attention, with the keys and values that the options choose."""
         is_weighted, scale = options.get("weighted", True), " / √d" * options.get("scaled", False)
         score = f"q{{_m}} · {'(γ ⊙ R(x_i))' if is_weighted else 'R(x_i)'}{scale}"
         value = "R({x})" if options.get("normed_values", False) else "{x}"
@@ -81,7 +81,7 @@ class SourceAttention(CoefficientModule):
         return Coefficients(tuple(tuple(p.unsqueeze(-1) for p in row.unbind(-1)) for row in weights.unbind(-2)))
 
     def read(self, streams: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Return C X for each read, by one operator; None where only the formula can compute it."""
+        """Return C X for each read, computed by one operator, or None if only the formula can compute it."""
         is_operator = is_eager(*streams) or attend.is_in_graph(streams)
         if not is_operator or streams[0].is_meta:
             return None
@@ -100,14 +100,14 @@ class SourceAttention(CoefficientModule):
 
 
 class DynamicSources(CoefficientModule):
-    """Weights of the sources that the newest one computes: one row for each read, and one for the residual if it `appends`.
+    """Weights of the sources, computed from the newest source: a row for each read, and one for the next state.
 
         w = GELU(R(X_n) W_1) W_2 + w_0
 
     There is no softmax. At first W_2 = 0 and w_0 reads the newest source: pre-LN.
 
     Args:
-        residual: whether a row of A is computed as well: the state that goes on is Σ_j w_j X_j + write, appended to the sources.
+        residual: whether a row of A is computed as well: the next state, Σ_j w_j X_j + write, is appended to the sources.
 
     Source: Xiao et al. 2025 (MUDDFormer), arXiv 2502.12170. Its PyTorch port draws w_0 from a normal distribution.
     """
@@ -138,12 +138,12 @@ class DynamicSources(CoefficientModule):
 
     @classmethod
     def find_computed(cls, *, residual: bool = True, **options: Any) -> tuple[str, ...]:
-        """Return what is computed: a row of A only if there is a residual."""
+        """Return which coefficients are computed: a row of A only with `residual`."""
         return cls.computes if residual else ("collapse",)
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
-        """Return the notation, with or without the weights of the state that goes on."""
+        """Return the letters and formulas of the weights; with `residual=False` without those of the next state."""
         computed = "(w, v)" if options.get("residual", True) else "w"
         return Notation(
             "w", "v", terms={"collapse": "Σ_i w_{m}i {x}", "mix": "Σ_i v_i {x}"},
@@ -153,7 +153,7 @@ class DynamicSources(CoefficientModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Read the newest source alone."""
+        """Set the parameters so that every read is the newest source alone."""
         nn.init.xavier_normal_(self.up)
         nn.init.zeros_(self.down)
         nn.init.zeros_(self.static)
