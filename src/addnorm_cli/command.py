@@ -45,7 +45,7 @@ class Command(click.Command):
 
     Args:
         keeps_output: the output is the result of work: if stdout cannot be written, it is saved in a file.
-        needs_torch: False for a command that computes without torch, whose import takes longer than the rest of it.
+        needs_torch: False for a command that computes without torch. Importing torch would take longer than the command.
     """
 
     def __init__(
@@ -94,7 +94,10 @@ def _import_code(name: str) -> Any:
 
 @contextmanager
 def _package_alone() -> Iterator[None]:
-    """Let modules of the package be imported without its `__init__`, which imports torch, unless it is imported already."""
+    """Import modules of `addnorm` in the block without its `__init__`, which imports torch.
+
+    If the package is imported already, nothing changes.
+    """
     spec = None if "addnorm" in sys.modules else importlib.util.find_spec("addnorm")
     if spec is None:
         yield

@@ -24,8 +24,8 @@ class _Group(click.Group):
             super().main(args, prog_name)
         with raise_at_signals() as received:
             code = self._run([*(sys.argv[1:] if args is None else args)], prog_name or "addnorm", received)
-        # CPython notes an interrupt that leaves code run from a string, as while dataclasses are made, and then ends by SIGINT,
-        # whatever the exit code is. Running other code from a string takes the note back.
+        # CPython sets a flag when a KeyboardInterrupt leaves code that runs from a string, such as the making of a dataclass.
+        # With the flag set it ends by SIGINT, whatever the exit code is. Running other code from a string clears the flag.
         exec("")
         sys.exit(TERMINATED if code == INTERRUPTED and signal.SIGTERM in received else code)
 
@@ -35,7 +35,7 @@ class _Group(click.Group):
             formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in self.commands.items()])
 
     def _run(self, args: list[str], name: str, received: Sequence[int]) -> int:
-        """Run a command and return its exit code; `received` has the signals that came."""
+        """Run a command and return its exit code. `received` lists the signals that arrived."""
         try:
             code = self._invoke(args, name, received)
             finish_output()
@@ -51,7 +51,10 @@ class _Group(click.Group):
             return 1
 
     def _invoke(self, args: list[str], name: str, received: Sequence[int]) -> int:
-        """Run a command and return its exit code. Its errors are printed, but not those that an interrupt became in a library."""
+        """Run a command, print its error if it fails, and return its exit code.
+
+        After a signal an error of the command is raised as KeyboardInterrupt: a library may have turned the interrupt into it.
+        """
         try:
             with self.make_context(name, args) as ctx:
                 try:

@@ -19,7 +19,7 @@ from typing import NoReturn
 INTERRUPTED, TERMINATED = 130, 143  # exit codes
 CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 RETRY = 0.05  # seconds until a signal that came in an import is handled again
-LONGEST = 10.0  # seconds for which an import is not interrupted: it may run a user's code
+LONGEST = 10.0  # seconds for which an import defers a signal at most: it may run a user's code
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -33,9 +33,10 @@ def exit_at_signals() -> Iterator[None]:
 
 @contextmanager
 def raise_at_signals() -> Iterator[list[int]]:
-    """Raise a KeyboardInterrupt at a signal, after imports that run. A second signal in an import ends the process.
+    """Raise KeyboardInterrupt at SIGINT or SIGTERM; during an import, defer it until the import has ended.
 
-    Yield a list that has the signals once they came.
+    An import defers it for at most `LONGEST` seconds. A second signal meanwhile ends the process. Yield the list to which each
+    received signal's number is appended.
     """
     received: list[int] = []
     deferred: list[float] = []
@@ -75,7 +76,7 @@ def raise_at_signals() -> Iterator[list[int]]:
 
 
 def end_at_signals(code: int) -> None:
-    """Exit with the code of the command at a signal, which has ended: Python waits for threads, then takes a while to end."""
+    """Make signals exit at once with `code`, that of the command that has ended: Python takes a while to end."""
     numbers = [number for number in CODES if signal.getsignal(number) is not signal.SIG_IGN]
     for number in numbers:
         signal.signal(number, lambda *_: os._exit(code))
@@ -84,7 +85,7 @@ def end_at_signals(code: int) -> None:
 
 @contextmanager
 def _handled(handler: Handler) -> Iterator[None]:
-    """Handle the signals that are not ignored. Threads other than the main one cannot."""
+    """Call `handler` at the signals that are not ignored. Outside the main thread this has no effect."""
     before = {}
     with suppress(ValueError):
         for number in CODES:
@@ -104,7 +105,7 @@ def _exit(number: int) -> NoReturn:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether a module is imported in this frame or below it."""
+    """Return whether this frame or one of its callers imports a module."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

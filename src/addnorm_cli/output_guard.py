@@ -1,6 +1,7 @@
 """Standard streams that fail: stdout closed, on a full disk, or a pipe that nobody reads any more.
 
-`guard_streams` replaces `sys.stdout`. If the device is full, the output goes on in a file and `finish_output` says where.
+`guard_streams` replaces `sys.stdout`. If a write fails, the output is remembered. `finish_output` then raises an error; if
+`keep_output` was called, it saves the output in a file and names the file.
 """
 
 import io
@@ -13,7 +14,7 @@ PIPE_CLOSED = 141  # exit code, that of a program that SIGPIPE ended
 
 
 class OutputError(Exception):
-    """Standard output that cannot be written. The message is one sentence."""
+    """Error for standard output that cannot be written. The message is one sentence."""
 
 
 class _GuardedOutput(io.RawIOBase):
@@ -53,7 +54,10 @@ class _GuardedOutput(io.RawIOBase):
 
 
 def guard_streams() -> None:
-    """Let stdout remember what it cannot write, open a closed stdin or stderr as the null device, exit if stdout is closed."""
+    """Replace stdout by one that keeps all output once a write fails; open a closed stdin or stderr as `os.devnull`.
+
+    Exit with code 1 if stdout itself is closed.
+    """
     for descriptor in (0, 2):
         _open_if_closed(descriptor)
     if sys.stderr is None:
@@ -80,8 +84,8 @@ def finish_output() -> None:
     """Flush stdout.
 
     Raises:
-        OutputError: it cannot be written. The sentence names the file that has the output instead.
-        BrokenPipeError: it is a pipe that is not read any more.
+        OutputError: stdout cannot be written. The sentence names the file that has the output, if it was kept.
+        BrokenPipeError: stdout is a pipe that is no longer read.
     """
     sys.stdout.flush()
     guarded = _guarded()

@@ -17,7 +17,7 @@ LONGEST = 4095  # bytes of a path
 
 
 class ParameterError(click.ClickException):
-    """Wrong value of a parameter, reported in one sentence. Exit code 2."""
+    """Error for a wrong value of a parameter, reported in one sentence. Exit code 2."""
 
     exit_code = 2
 
@@ -54,7 +54,7 @@ class Kind(click.ParamType[Any]):
         return self.metavar
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value of a text."""
+        """Return the value that a text stands for, or raise a ParameterError."""
         try:
             return self.parse(value)
         except click.BadParameter as error:
@@ -63,7 +63,7 @@ class Kind(click.ParamType[Any]):
             raise ParameterError(param, value, self.expected) from None
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the names that begin with a text."""
+        """Return the names that begin with a text; for a path also the request that the shell completes it."""
         paths = [CompletionItem(incomplete, type=self.path)] if self.path else []
         return [*paths, *(CompletionItem(name) for name in self.names() if name.startswith(incomplete))]
 
@@ -89,7 +89,7 @@ def numbers(kind: Callable[[str], Any]) -> Kind:
 
 
 def one_of(*words: str, metavar: str = "", simplify: Callable[[str], str] = str) -> Kind:
-    """Return the type of a choice of words; `simplify` makes them from other spellings."""
+    """Return the type of a choice of words. `simplify` turns other spellings into these words."""
 
     def parse(text: str) -> str:
         if simplify(text) not in words:
@@ -140,7 +140,7 @@ COUNT = whole(1)
 REAL = Kind("X", "a number, as in 1e-5", float)
 WIRING = Kind("NAME", names=partial(find_names, "addnorm", "wirings/catalog*.py", r"^@register\ndef (\w+)"))
 PRESET = Kind("NAME", names=partial(find_names, "addnorm", "trace/presets.py", r'Preset\(\s*"([\w-]+)"'))
-# post_ln and post-LN too, as wirings are named.
+# Also accepts post_ln and post-LN, the names of the wirings.
 PLACEMENT = one_of("post", "pre", simplify=lambda text: text.lower().replace("-", "_").removesuffix("_ln"))
 MODEL_TYPE = r'^\s+\("([\w.-]+)", "\w+Config"\)'  # an entry of transformers' table
 MODEL = Kind(
