@@ -249,6 +249,7 @@ BackwardRows pick_sums(const Backward& a) {
 // One dtype throughout and one gradient out.
 template <class T, int R>
 BackwardRows pick_plain(const Backward& a) {
+  static_assert(kNorms == 3, "a new norm needs its loop here");
   if (a.norm == Norm::layer)
     return a.dz != nullptr ? pick_sums<T, Norm::layer, GradZ::used, R>(a) : pick_sums<T, Norm::layer, GradZ::unused, R>(a);
   return a.dz != nullptr ? pick_sums<T, Norm::rms, GradZ::used, R>(a) : pick_sums<T, Norm::rms, GradZ::unused, R>(a);
@@ -256,6 +257,7 @@ BackwardRows pick_plain(const Backward& a) {
 
 template <int R>
 BackwardRows pick_scaled(const Backward& a) {
+  static_assert(kNorms == 3, "a new norm needs its loop here");
   if (a.norm == Norm::layer) return backward_rows<any, any, ScaledGradients<R>, Norm::layer, GradZ::optional, 3, R>;
   if (a.norm == Norm::rms) return backward_rows<any, any, ScaledGradients<R>, Norm::rms, GradZ::optional, 3, R>;
   return backward_rows<any, any, ScaledGradients<R>, Norm::none, GradZ::optional, 3, R>;

@@ -9,13 +9,14 @@ using WriteRows = void (*)(const Forward&, int64_t, void* const*, const Moments*
 
 template <class Source, class Z, template <bool> class RowSums = WideSums>
 ReadRow pick_norm(Norm norm) {
+  static_assert(kNorms == 3, "a new norm needs its loop here");
   if (norm == Norm::layer) return read_row<Source, Z, Norm::layer, RowSums>;
   return norm == Norm::rms ? read_row<Source, Z, Norm::rms, RowSums> : read_row<Source, Z, Norm::none, RowSums>;
 }
 
 // The dtypes of residual, branch and z as one number.
 constexpr int code(Type a, Type b, Type c = Type::f32) {
-  return static_cast<int>(a) + 4 * static_cast<int>(b) + 16 * static_cast<int>(c);
+  return static_cast<int>(a) + kTypes * static_cast<int>(b) + kTypes * kTypes * static_cast<int>(c);
 }
 
 ReadRow pick_read(const Forward& a) {

@@ -137,14 +137,14 @@ struct Shape {
 
 // libtorch's numbers of the dtypes, in the order of Type.
 struct Dtypes {
-  int32_t of[4] = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(), aoti_torch_dtype_float16(), aoti_torch_dtype_float64()};
+  int32_t of[kTypes] = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(), aoti_torch_dtype_float16(), aoti_torch_dtype_float64()};
 };
 inline const Dtypes& dtypes() {
   static const Dtypes all;
   return all;
 }
 inline std::optional<Type> type_of(int32_t dtype) {
-  for (int i = 0; i < 4; ++i)
+  for (int i = 0; i < kTypes; ++i)
     if (dtypes().of[i] == dtype) return static_cast<Type>(i);
   return std::nullopt;
 }

@@ -109,6 +109,7 @@ void overlapped(const Forward& a, int64_t begin, int64_t end, char* scratch) {
 
 template <class T, class Source, template <bool> class RowSums, bool STREAM>
 auto pick_overlapped(const Forward& a) -> void (*)(const Forward&, int64_t, int64_t, char*) {
+  static_assert(kNorms == 3, "a new norm needs its loop here");
   if (a.norm == Norm::layer)
     return a.bias != nullptr ? overlapped<T, Source, RowSums, Norm::layer, true, STREAM> : overlapped<T, Source, RowSums, Norm::layer, false, STREAM>;
   return a.bias != nullptr ? overlapped<T, Source, RowSums, Norm::rms, true, STREAM> : overlapped<T, Source, RowSums, Norm::rms, false, STREAM>;

@@ -14,6 +14,7 @@ struct f16 {
 struct any;  // a dtype that is known only at run time
 
 enum class Type : int { f32, bf16, f16, f64 };
+constexpr int kTypes = 4;
 inline int64_t size_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
 
 enum class Norm : int { layer, rms, none };
