@@ -16,12 +16,7 @@ from addnorm.wirings.catalog import (
     deepnorm_constants,
     depth_mup,
     layer_scale,
-    layernorm_scaling,
     list_all,
-    mix_ln,
-    no_norm,
-    no_residual,
-    parallel,
     peri_ln,
     post_ln,
     pre_ln,
@@ -31,6 +26,7 @@ from addnorm.wirings.catalog import (
     sandwich,
     skipinit,
 )  # fmt: skip
+from addnorm.wirings.catalog_layers import layernorm_scaling, mix_ln, no_norm, no_residual, parallel
 from addnorm.wirings.catalog_streams import (
     b2t,
     depth_scaled,
