@@ -21,7 +21,7 @@ from addnorm.ops.cpu import library_path
 from addnorm.ops.decompositions import decompositions
 from addnorm.ops.save_outputs import save_outputs
 
-if TYPE_CHECKING:  # imported at the first use: they take several times as long as the rest
+if TYPE_CHECKING:  # imported at their first use: these imports take several times as long as all others
     from addnorm.fusion.export import export_fused
     from addnorm.fusion.fuse import fuse, unfuse
     from addnorm.fusion.result import Fusion, VerificationError
@@ -98,7 +98,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the tools for existing models at their first use."""
+    """Return a module of `_MODULES`, or a tool for existing models, which is imported at its first use."""
     if name in _MODULES:
         return importlib.import_module(f"addnorm.{name}")
     if name not in _LATER:

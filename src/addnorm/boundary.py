@@ -4,7 +4,7 @@ X' = A X + b w                    the write of the sublayer before
 c', b', A' = gates(X')            the coefficients of the next sublayer
 r = N(c' X')                      its read
 
-`add_norm_streams` has many parameters, since each tensor and each option of the formula is one, as in torch.
+`add_norm_streams` has many parameters: one for each tensor and each option of the formula, as in torch's functions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GateKind = Literal["manifold", "independent", "gates", "hyper"]
 
 
 class StreamGates(NamedTuple):
-    r"""How coefficients are computed from the streams of each token.
+    r"""Formula and parameters by which the coefficients c, b and A are computed from the streams of each token.
 
         z = φ R(vec X)         R divides by the root mean square of all n d features
         "manifold"             c = σ(α_1 z_c + β_c) + ε    b = m σ(α_2 z_b + β_b)        A = Sinkhorn(α_3 Z_A + β_A)
@@ -42,9 +42,10 @@ class StreamGates(NamedTuple):
     In "hyper" the logits of c_j, b_j and A_1j ... A_nj are φ N(X_j) + β', where N is a LayerNorm without parameters.
 
     Attributes:
-        kind: one of the above: mHC's, HY-V4's, the heads of both, and hyper-connections'.
-        project: φ, `(logits, n * d_model)` with rows for c, b and A row by row; "hyper": `(n + 2, d_model)`.
-        scale: α, `(3,)`, `(2,)`, `(1,)` or `(2,)`.
+        kind: "manifold" (mHC), "independent" (HY-V4), "gates" (the last read, before the head, of both) or "hyper"
+            (hyper-connections).
+        project: φ, `(logits, n * d_model)` with the rows for c, then b, then A row by row; "hyper": `(n + 2, d_model)`.
+        scale: α, of shape `(3,)`, `(2,)`, `(1,)` or `(2,)` for the kinds in this order.
         base: β, `(logits,)`; "hyper": followed by the n + 2 numbers of β'.
         iterations: how often Sinkhorn normalizes columns and rows, 1 to 10000.
         gate_eps: ε, also added to the sums that Sinkhorn divides by.
@@ -70,12 +71,12 @@ class StreamGates(NamedTuple):
     magnitude: float = 2.0
 
 
-# A call without gates: its coefficients are given.
+# The settings of a call without gates, to which the caller passes the coefficients.
 NO_GATES: Any = StreamGates("given", None, None, None, 0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]  # the schema allows it
 
 
 class StreamStep(NamedTuple):
-    """The result of `add_norm_streams`; None for what a call does not compute.
+    """Result of `add_norm_streams`; a field is None if the call does not compute it.
 
     Attributes:
         streams: X', `(*, n, d_model)`.
@@ -118,16 +119,16 @@ def add_norm_streams(
         r = N(c' X')                            its read, normalized
 
     Each part is optional: without a branch nothing is written, without `gates` no coefficient is computed, and without
-    `collapse` and `gates` nothing is read. With n = 1 and constants it is `add_layer_norm`.
+    `collapse` and `gates` nothing is read. With n = 1 and constant coefficients it computes what `add_layer_norm` does.
 
     Args:
         streams: X, `(*, n, d_model)`, of dtype float32, bfloat16, float16 or float64.
-        branch: w, `(*, d_model)`, what the sublayer wrote; None: there is no write.
+        branch: w, `(*, d_model)`, the output of the sublayer before; None: there is no write.
         mix: A, `(*, n, n)`, or `(n, n)` for all tokens; None: the identity.
-        inject: b, `(*, n)`, or `(n,)` for all tokens; it comes with `branch`.
-        collapse: c for this read, `(*, n)`, or `(n,)` for all tokens, or `(*, n, d_model)`, a gate for each feature. With `gates`
-            too, the read uses this one and the computed one is returned, for the next call (single-pass mHC).
-        gates: how c', b' and A' are computed; None: they are not.
+        inject: b, `(*, n)`, or `(n,)` for all tokens; required with `branch`, and only then.
+        collapse: c for this read, `(*, n)`, or `(n,)` for all tokens, or `(*, n, d_model)`, a gate for each feature. If `gates`
+            is passed too, the read uses `collapse`, and the computed c' is returned for the next call (single-pass mHC).
+        gates: formula and parameters of c', b' and A'; None: they are not computed.
         weight: γ of the norm, `(d_model,)`; None: ones.
         bias: β of the norm, `(d_model,)`; None: zeros.
         eps: added to the variance or mean square of the norm.
@@ -187,11 +188,14 @@ def _call(a: Any) -> Any:
     if not dispatch.requires_grad(*a):
         return autograd.without_gradient(*a)
     if is_recording():
-        return _op(*a)  # what records operators does not see a node
+        return _op(*a)  # a recorder of operators, such as torch.export, does not see an autograd node
     return autograd.apply(*a)
 
 
 def compute_gates(streams: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return c, A and b of streams `(*, n, d_model)`, in torch's own operators: the coefficients of `add_norm_streams` alone."""
+    """Return the coefficients c, A and b that `add_norm_streams` computes from streams `(*, n, d_model)`.
+
+    The computation is in torch's own operators. A or b is None if this kind of gates does not compute it.
+    """
     a = gates._replace(kind=GATE_KINDS[gates.kind])  # type: ignore[arg-type]  # the number of the schema
     return formula.compute_gates(a, streams, compute_dtype(streams))[2]

@@ -1,12 +1,12 @@
-r"""Add & Norm as functions: the residual connection and the normalization, in one pass over memory each way.
+r"""Add & Norm as functions: residual connection and normalization, in one pass over memory forward and one backward.
 
     z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
     y = norm(z) * (weight + weight_offset) + bias
 
 `residual` comes first and `branch` (the sublayer's output) second, as in x + Sublayer(x). Some kernel libraries put the branch
 first; dropout, branch_bias and layer_scale act on the branch only, so the two must not be swapped. `ops/options.py` declares the
-options. The functions have many parameters, since each option of the operation is one, as in torch. The in-place functions are
-in `inplace.py`.
+options. The functions have many parameters: one for each option of the operation, as in torch. The in-place functions are in
+`inplace.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Shape = int | Sequence[int]
 
 
 class AddOptions(TypedDict, total=False):
-    """Options before the norm; see `add_layer_norm`."""
+    """Keyword options of the add; see `add_layer_norm`."""
 
     residual_scale: Scale | None
     row_scale: Tensor | None
@@ -46,7 +46,7 @@ class AddOptions(TypedDict, total=False):
 
 
 class NormOptions(AddOptions, total=False):
-    """Options before and after the add; see `add_layer_norm`."""
+    """Keyword options of the add and of the norm; see `add_layer_norm`."""
 
     normalized_shape: Shape | None
     weight_offset: float
@@ -110,7 +110,8 @@ def add_layer_norm(
         weight: gamma, `(d,)`, in any of these dtypes; None means ones.
         bias: beta, `(d,)`; None means zeros.
         eps: added to the variance, inside the square root.
-        return_residual: also return z, the updated residual stream, which a pre-LN stack needs. Other libraries: `prenorm`.
+        return_residual: also return z, the updated residual stream, which a pre-LN stack needs. Other libraries call it
+            `prenorm`.
         normalized_shape: the last dimensions to normalize over, as in `torch.nn.functional.layer_norm`; weight, bias and
             branch_bias then have this shape. None means the last one.
         residual_scale: a number, a 0-d tensor or `(d,)` (DeepNorm's alpha).
@@ -136,7 +137,8 @@ def add_layer_norm(
     The arithmetic is float32 (float64 for float64). z is rounded once to its dtype, and y is the norm of that z. Every
     differentiable input has a gradient, to any order; the gradients of parameters are accumulated in float32 in a fixed order.
     If the squares of a row overflow float32 (values from about 1e18 to 1e37), then rstd = 0 and y is the bias. A constant row
-    gives the bias. A NaN makes its row NaN, and so does an infinity (in RMSNorm, which has no mean, only its own element).
+    gives the bias. A NaN makes its whole row NaN. So does an infinity in LayerNorm; in RMSNorm, which has no mean, it makes only
+    its own element NaN.
 
     Raises:
         ValueError: shapes, devices, values or memory do not fit together.
@@ -281,8 +283,9 @@ def layer_norm(
     *, normalized_shape: Shape | None = None, weight_offset: float = 0.0, out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return LayerNorm(x), by the same kernels as `add_layer_norm`: the first norm of a pre-LN stack.
+    """Return LayerNorm(x), by the same kernels as `add_layer_norm`.
 
+    A pre-LN stack needs it for its first norm, which follows no add.
     `out` is a tensor for y, as in `add_layer_norm`, and may be x itself.
 
     Example:
@@ -313,7 +316,7 @@ def rms_norm(
     )  # fmt: skip
 
 
-# All arguments of the functions above, by position: a dictionary of them takes a good part of the time of a call on one row.
+# The functions above pass all arguments by position: a dictionary of them takes a good part of the time of a call on one row.
 def add_norm(
     norm: Norm | Literal["none"], residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None,
     eps: float, casting: Casting = "float32", normalized_shape: Shape | None = None, residual_scale: Scale | None = None,
@@ -322,7 +325,10 @@ def add_norm(
     residual_dtype: torch.dtype | None = None, out_dtype: torch.dtype | None = None, return_residual: bool = False,
     targets: out_ops.Targets | None = None, norm_only: bool = False,
 ) -> Any:  # fmt: skip
-    """Return y, `(y, z)`, or for the norm "none" z, of new tensors or of the targets that were written."""
+    """Return y, or `(y, z)` with `return_residual`; for the norm "none" return z.
+
+    These are new tensors, or the tensors of `targets`, which the call writes.
+    """
     if (
         residual_scale is None
         and layer_scale is None
@@ -355,7 +361,7 @@ def add_norm(
     return z if norm == "none" else (y, z) if return_residual else y
 
 
-# The norm alone and the norm after the add, by the kind of norm.
+# For each kind of norm: the function of the norm alone, and the function of the add and the norm.
 FUNCTIONS: dict[Norm, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "layer": (layer_norm, add_layer_norm),
     "rms": (rms_norm, add_rms_norm),

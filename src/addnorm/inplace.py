@@ -4,7 +4,7 @@ r"""Add & Norm in place, for inference: a step of a stack that allocates no memo
     branch   <- y = norm(z) * (weight + weight_offset) + bias
 
 The results are those of `addnorm.functional`, bit for bit. To write to other tensors use `out=` there. The functions have many
-parameters, since each option of the operation is one, as in torch.
+parameters: one for each option of the operation, as in torch.
 """
 
 from __future__ import annotations

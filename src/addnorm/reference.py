@@ -32,7 +32,7 @@ Casting = Literal["float32", "llama", "t5"]
 
 
 def compute_dtype(*tensors: Tensor | None, dtype: torch.dtype | None = None) -> torch.dtype:
-    """Return the dtype of the arithmetic: `float64` if any of the arguments is, else `float32`."""
+    """Return the dtype of the arithmetic: `float64` if a tensor has it or `dtype` is it, else `float32`."""
     dtypes = [dtype, *(t.dtype for t in tensors if t is not None)]
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
@@ -50,7 +50,7 @@ def add(
 ) -> Tensor:
     """Return the sum z in `dtype`; None means the dtype of residual.
 
-    `keep` is the dropout mask divided by 1 - p; `row_scale` is `(*)`.
+    `keep` is the dropout mask divided by 1 - p; `row_scale` has one factor for each row, `(*)`.
     """
     acc = compute_dtype(residual, branch, dtype=dtype)
     write = drop_branch(branch.to(acc), branch_bias, keep) * _gain(row_scale, layer_scale, acc)
@@ -71,7 +71,7 @@ class Statistics(NamedTuple):
 
 
 def statistics(z: Tensor, norm: Norm, eps: float) -> Statistics:
-    """Return mean and rstd = 1 / sqrt(mean((z - mean(z))^2) + eps) in two passes; RMSNorm has no mean."""
+    """Return mean and rstd = 1 / sqrt(mean((z - mean)^2) + eps) of each row, in two passes; for RMSNorm mean is 0."""
     mean: Tensor | float = 0.0
     if KINDS[norm].is_centred:
         mean = mean_features(z)
@@ -119,7 +119,7 @@ def normalize_backward(
 ) -> NormGrads:
     """Return dz = rstd * (g - mean(g) - x_hat * mean(g * x_hat)) with g = dy * weight, and the parameters' gradients.
 
-    RMSNorm has no mean(g).
+    For RMSNorm the term mean(g) is left out.
     """
     acc = stats.rstd.dtype
     dy, z = dy.to(acc), z.to(acc)
@@ -141,9 +141,10 @@ def add_backward(
     keep: Tensor | None = None,
     branch_bias: Tensor | None = None,
 ) -> dict[str, Tensor | None]:
-    """Return the gradients of `add` by name, in the dtype of the arithmetic; None if not computed.
+    """Return the gradients of the arguments of `add` by name, in the dtype of the arithmetic.
 
-    `residual` and `branch` are needed only for the gradients of the scales.
+    `residual` and `branch` are needed only for the gradients of the scales. The gradient of a scale is None if the scale is no
+    tensor, or if the tensor that it multiplies is not passed.
     """
     acc = dz.dtype
     dresidual_scale = drow_scale = dlayer_scale = None
@@ -166,14 +167,14 @@ def add_backward(
 
 
 def sum_to(t: Tensor, scale: Tensor) -> Tensor:
-    """Return the sum over the rows, and over the features too for a 0-d `scale`."""
+    """Return `t` summed to the shape of `scale`: over the rows, and over the features too if `scale` is 0-d."""
     rows = sum_rows(t)
     return rows if scale.dim() else sum_features(rows).squeeze(-1)
 
 
 @contextmanager
 def sums_in_one_loop() -> Iterator[None]:
-    """Record the sum over features as one operator, for a graph that another compiler or runtime orders."""
+    """Make `sum_features` call `torch.sum`, one operator, for a graph whose compiler or runtime orders additions."""
     token = _one_loop.set(True)
     try:
         yield
@@ -182,12 +183,13 @@ def sums_in_one_loop() -> Iterator[None]:
 
 
 def sum_features(t: Tensor) -> Tensor:
-    """Return the sum over the last dimension, `(*, 1)`, by adding halves.
+    """Return the sum over the last dimension, `(*, 1)`, by adding one half to the other until one element is left.
 
-    The order of the additions in `torch.sum` depends on the other rows and on the number of threads.
+    This order of additions depends on the number of features alone. That of `torch.sum` also depends on the other rows and on
+    the number of threads.
     """
     if torch.compiler.is_dynamo_compiling() or _one_loop.get():
-        return t.sum(-1, keepdim=True)  # one loop, in the compiler's order
+        return t.sum(-1, keepdim=True)  # one operator; the compiler orders the additions
     while (n := t.shape[-1]) > 1:
         half = (n + 1) // 2
         t = t[..., :half] + torch.nn.functional.pad(t[..., half:], (0, 2 * half - n))
