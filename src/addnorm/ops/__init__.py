@@ -2,10 +2,11 @@
 
 `options.py` declares the options and `schema.py` the operators. Each backend registers its kernels with torch's dispatcher:
 `eager.py` the reference for every device, `cpu.py` the C++ library, `triton/` the CUDA kernels. `dispatch.py` and `out.py`
-call the operators; `autograd.py` has their gradients, `formulas.py` the forms for transforms and torch.compile, between which
-`compile_mode.py` chooses, and `autocast.py` the dtypes; `validation.py` and `aliasing.py` check arguments; `philox.py` makes the
-dropout mask. `attend.py` has the operators of attention over sources. `sharding.py` and `streams/sharding.py` have the rules for
-DTensors, which `dtensor.py` registers at the first call with one.
+call the operators; `autograd.py` has their gradients, `formulas.py` the same operation in torch's own operators, and
+`autocast.py` the dtypes. `compile_mode.py` chooses between operator and formula under torch.compile. `validation.py` and
+`aliasing.py` check arguments; `philox.py` makes the dropout mask. `attend.py` has the operators of attention over sources.
+`sharding.py` and `streams/sharding.py` have the rules for DTensors, which `dtensor.py` registers at the first call with a
+DTensor.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ dtensor.register_rules()  # where torch.distributed.tensor is imported already
 
 
 class Backend(NamedTuple):
-    """One implementation of the operation.
+    """Implementation of Add & Norm: its name, whether this process can use it, and details or the reason why not.
 
     Example:
         >>> [backend.name for backend in addnorm.backends()]

@@ -1,8 +1,8 @@
 """Memory that tensors share, determined from the addresses of their elements.
 
-Exact for any strides: interleaved columns of one buffer share nothing, although their address ranges overlap. Contiguous
-tensors are compared by their ranges, others by their contiguous pieces (rows of a slice, elements of a transposed tensor),
-sorted by address.
+The answers are exact for any strides: interleaved columns of one buffer share nothing, although their address ranges overlap.
+Contiguous tensors are compared by their ranges, others by their contiguous pieces (rows of a slice, elements of a transposed
+tensor), sorted by address.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_same_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def shares_memory(a: Tensor, b: Tensor) -> bool:
-    """Return whether any element of `b` lies in the memory of `a`, whose own elements must not overlap."""
+    """Return whether any element of `b` lies in the memory of `a`; the elements of `a` must not overlap each other."""
     if a.device != b.device or not (_has_addresses(a) and _has_addresses(b)):
         return False
     (a_begin, a_end), (b_begin, b_end) = _range(a), _range(b)
@@ -48,12 +48,12 @@ def overlaps_itself(t: Tensor) -> bool:
 
 
 def _has_addresses(t: Tensor) -> bool:
-    """Return whether the elements are in memory, at strides."""
+    """Return whether each element has an address, given by strides: false for nested, sparse, meta and fake tensors."""
     return not t.is_nested and t.layout == torch.strided and t.device.type != "meta" and not isinstance(t, FakeTensor)
 
 
 def _range(t: Tensor) -> tuple[int, int]:
-    """Return the addresses of the first byte and of the byte after the last; both equal if there is no element."""
+    """Return the addresses of the first byte and of the byte after the last; they are equal for an empty tensor."""
     begin = t.data_ptr()
     if t.numel() == 0:
         return begin, begin

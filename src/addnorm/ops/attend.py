@@ -3,8 +3,8 @@
     s_rj = q_r · (γ x_j) f_j      f_j = 1 / rms(x_j)      p_r = softmax_j(s_rj)      read_r = sum over j of p_rj x_j
 
 The sources x_j are the states that a sublayer reads. `weight` is γ; None: ones. With `normed_values` the read is the sum of
-p_rj f_j x_j. Each query q_r has a read, in float32 at least. Nothing is saved for backward that is as wide as a source but the
-sources.
+p_rj f_j x_j. Each query q_r has a read, in float32 or float64. The only tensors as wide as a source that are saved for backward
+are the sources themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from addnorm.ops.dtensor import linear
 from addnorm.ops.schema import Kernel, declare, kernels_of, library, register_fakes
 from addnorm.reference import compute_dtype
 
-# One list of results: `torch_call_dispatcher`, by which the kernels call the references, mixes up results of several types.
+# All results are one list: `torch_call_dispatcher`, by which the kernels call the references, mixes up results of several types.
 SCHEMAS = {
     "attend_sources": "(Tensor[] sources, Tensor query, Tensor? weight, float eps, bool normed_values) -> Tensor[]",
     "attend_sources_backward": (
@@ -36,7 +36,7 @@ _ops = torch.ops.addnorm
 def compute_scores(
     sources: Sequence[Tensor], query: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores of the sources, `(*, reads, n)`, and the factors of their norms, `(*, n)`."""
+    """Return the attention scores of the sources, `(*, reads, n)`, and 1 / rms of each source, `(*, n)`."""
     query = query if weight is None else query * weight
     wide = [x.to(compute_dtype(x)) for x in sources]
     factors = torch.rsqrt(torch.stack([x.square().mean(-1) for x in wide], -1) + eps)
@@ -44,7 +44,7 @@ def compute_scores(
 
 
 def compute_weights(scores: Tensor, factors: Tensor, normed_values: bool) -> Tensor:
-    """Return what each source is multiplied with in each read, `(*, reads, n)`."""
+    """Return the factor of each source in each read, `(*, reads, n)`: p, or with `normed_values` p / rms."""
     weights = torch.softmax(scores, -1)
     return weights * factors.unsqueeze(-2) if normed_values else weights
 
@@ -52,7 +52,7 @@ def compute_weights(scores: Tensor, factors: Tensor, normed_values: bool) -> Ten
 def formula(
     sources: Sequence[Tensor], query: Tensor, weight: Tensor | None, eps: float, normed_values: bool
 ) -> list[Tensor]:
-    """Return the results of `attend_sources` in torch's operators: the reads, the scores and the factors."""
+    """Return the results of `attend_sources` in torch's operators: the reads, the scores, 1 / rms of the sources."""
     scores, factors = compute_scores(sources, query, weight, eps)
     reads = []
     for row in compute_weights(scores, factors, normed_values).unbind(-2):
@@ -88,7 +88,7 @@ def _attend_sources_backward(a: Any) -> list[Tensor]:
         for j, x in enumerate(wide):
             product = products[..., j]
             grad_query.addmm_(product.reshape(-1, reads).mT, x.reshape(-1, d))
-            outer = product * query if reads == 1 else product @ query  # the product of matrices is slower for one
+            outer = product * query if reads == 1 else product @ query  # a product of matrices is slower for one read
             total = torch.addcmul(outer, x, shares[..., j, None])
             for r, grad in enumerate(a.grads):
                 total.addcmul_(grad, values[..., r, j, None])
@@ -99,16 +99,16 @@ def _attend_sources_backward(a: Any) -> list[Tensor]:
 
 
 class AttendFunction(torch.autograd.Function):
-    """Autograd node of the operator: its outputs, of which only the reads have a gradient.
+    """Autograd node of `attend_sources`, among whose outputs only the reads have a gradient.
 
-    It saves nothing that is as wide as a source but the sources.
+    The only tensors as wide as a source that it saves are the sources themselves.
     """
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, weight: Tensor | None, eps: float, normed_values: bool, *sources: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the reads, the scores and the factors."""
+        """Return the reads, the scores, and 1 / rms of the sources."""
         with BelowAutograd():
             outputs = _ops.attend_sources(sources, query, weight, eps, normed_values)
         ctx.eps, ctx.normed_values = eps, normed_values
@@ -119,7 +119,7 @@ class AttendFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the operator's tensors."""
+        """Return the gradients of the arguments of `forward`; None for those that are no tensors."""
         query, weight, scores, factors, *sources = ctx.saved_tensors
         of_reads = [torch.zeros_like(sources[0], dtype=query.dtype) if g is None else g for g in grads[:-2]]
         create_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -149,9 +149,10 @@ def read(
 
 
 def is_in_graph(sources: Sequence[Tensor]) -> bool:
-    """Return whether torch.compile traces this call and takes the operator: on CPU, unless the caller chose "formula".
+    """Return whether torch.compile traces this call and its graph shall contain the operator, not the formula.
 
-    Compilers for other devices fuse the formula. An exported program has the formula, which needs no operator of this library.
+    The operator is for tensors on CPU, unless the caller has set the compile mode "formula". On other devices the compiler fuses
+    the formula. An exported program has the formula too, which needs no operator of this library.
     """
     if not torch.compiler.is_dynamo_compiling() or any(type(x) is not Tensor for x in sources):
         return False

@@ -7,9 +7,10 @@ The node always returns z as its second output, even where the caller drops it. 
 the autograd graph, so that a second derivative (through the formulas of `reference.py`, with statistics recomputed from z)
 reaches residual and branch.
 
-An eager call makes the node around an operator that has no gradient of its own: that is the cheapest way. What records operators
-(export, AOTAutograd, pipelining, `torch.jit.trace`, any dispatch mode) does not see such a node and would lose the gradients. A
-recorded call is therefore one operator. Its autograd kernel, registered here, makes the same node when the recorded program runs.
+An eager call makes the node around an operator that has no gradient of its own: that is the cheapest way. Tools that record
+operators (export, AOTAutograd, pipelining, `torch.jit.trace`, any dispatch mode) do not see such a node and would lose the
+gradients. A recorded call is therefore one operator. Its autograd kernel, registered here, makes the same node when the recorded
+program runs.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ PLACES = tuple(ForwardArguments._fields.index(name) for name in GRADIENTS)
 _INPUTS = ForwardArguments._fields.index(ADD_ARGUMENTS[0].name)
 _BITS = {name: 1 << bit for bit, name in enumerate(GRADIENTS)}
 _RESIDUAL, _BRANCH, _PARAMETERS = _BITS["residual"], _BITS["branch"], _BITS["weight"] | _BITS["bias"]
-# Options whose gradient is computed from residual, from the branch, or from the branch without being a factor.
+# Bits of the options whose gradient is computed from residual, or from the branch; names and bits of options that are only added.
 _FROM_RESIDUAL = sum(_BITS[option.name] for option in ADD_OPTIONS if option.gradient == "residual")
 _FROM_BRANCH = sum(_BITS[option.name] for option in ADD_OPTIONS if option.gradient == "branch")
 _ADDED = tuple(option.name for option in ADD_OPTIONS if option.additive)
 _ADDITIVE = sum(_BITS[name] for name in _ADDED)
-# The scales that are tensors, and the values of all others that leave the gradients of residual and branch equal to that of z.
+# Tensors that scale, and the values of the float options with which the gradients of residual and branch equal that of z.
 _SCALES = tuple(name for name in ADD_TENSORS if name not in _ADDED and name != "seed")
 _PLAIN_ADD = {argument.name: argument.default_value for argument in ADD_ARGUMENTS if str(argument.type) == "float"}
 _WITHOUT_TENSORS: dict[str, Any] = dict.fromkeys(("weight", *ADD_TENSORS))
@@ -75,8 +76,8 @@ class AddNormFunction(torch.autograd.Function):
 
     Takes the arguments of `add_norm_forward` without `outputs`, returns `(y, z)`.
 
-    y is an empty placeholder where `norm` is "none", z where branch is None. csrc/autograd/node.cpp is the same node in C++,
-    without `save_outputs`; it takes this one's place where it is built.
+    y is an empty placeholder where `norm` is "none", z where branch is None. csrc/autograd/node.cpp is the same node in C++, but
+    does not support `save_outputs`. Where it is built, it is used instead of this class.
     """
 
     @staticmethod
@@ -90,7 +91,7 @@ class AddNormFunction(torch.autograd.Function):
         ctx.mask = mask
         has_options = len(arguments) > _INPUTS
         if has_options and not mask & (_FROM_BRANCH | _ADDITIVE):
-            # No gradient depends on them, and the kernels are faster without them.
+            # No gradient depends on the options that are only added, and the kernels are faster without them.
             a = a._replace(**dict.fromkeys(_ADDED))
         ctx.z_dtype = None  # of the z that backward computes from y
         if a.branch is not None and a.norm != NORMS["none"] and save_outputs.is_active():
@@ -107,7 +108,7 @@ class AddNormFunction(torch.autograd.Function):
             *([getattr(a, name) for name in ADD_TENSORS] if has_options else ()),
         )
         branch_dtype = None if a.branch is None else a.branch.dtype
-        # One tensor is the gradient of residual and of branch where the add is a plain one.
+        # For a plain add one tensor is the gradient of both residual and branch.
         ctx.shared = branch_dtype == a.residual.dtype and (not has_options or _is_plain_add(a))
         bias_dtype = torch.float32 if a.bias is None else a.bias.dtype
         ctx.call = a._replace(residual=a.residual.dtype, branch=branch_dtype, bias=bias_dtype, **_WITHOUT_TENSORS)
@@ -149,7 +150,7 @@ def _is_plain_add(a: Any) -> bool:
 
 
 def _gradients(ctx: Any, dy: Tensor | None, dz: Tensor | None, mask: int) -> tuple[Tensor, ...]:
-    """Return the gradients from the tensors that a node saved."""
+    """Return the gradients that `mask` requests, in the order of GRADIENTS, from the tensors that the node saved."""
     a = ctx.call
     z, stats, weight, bias, residual, branch, *tensors = ctx.saved_tensors
     if ctx.z_dtype is not None:
@@ -184,10 +185,10 @@ library.impl("add_norm_backward.formula", _differentiable_gradients, "CompositeI
 
 
 def _load_node() -> tuple[Any, Any, Any]:
-    """Load the library that was built with this torch and Python, whose C++ interfaces have no stable ABI.
+    """Load the C++ library of the autograd node, which works only with the torch and Python that it was built with.
 
-    Returns the operator of the node in C++, and the functions of calls that need no dispatcher: one makes new tensors, one writes
-    existing ones. Each is None without the library.
+    Returns the operator of the node, and two functions that compute a call without torch's dispatcher: the first returns new
+    tensors, the second writes existing ones. Each of the three is None if it cannot be used.
     """
     path = cpu.LIBRARY.with_name(f"_autograd-{torch.__version__}{EXTENSION_SUFFIXES[0]}")
     if cpu.ISA is None or cpu.OVERRIDE or not path.exists():
@@ -205,7 +206,7 @@ def _load_node() -> tuple[Any, Any, Any]:
     return _ops.add_norm_node.default, module.add_norm, module.add_norm_out
 
 
-# The node in C++, and the calls from Python without the dispatcher, which return None for a call that needs the dispatcher.
+# The node in C++, and the functions that compute a call without the dispatcher, or return None if the call needs the dispatcher.
 node, direct, direct_out = _load_node()
 
 
@@ -222,12 +223,12 @@ def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
 def differentiate(
     compute: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool], grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a formula's arguments in a graph of their own, without autocast.
+    """Evaluate a formula again, without autocast, and return the gradients of its arguments by torch's autograd.
 
-    `create_graph=True` and batches of gradients need it. For the latter the operators of this library have no rule.
+    It serves `create_graph=True`, and batches of gradients, for which the operators of this library have no rule.
 
     Args:
-        compute: the formula, which returns tensors; None for one that is left out.
+        compute: the formula, which returns tensors, and None in place of a result that it does not compute.
         arguments: its arguments.
         needs: whether the gradient of each argument is needed.
         grads: the gradients of its results.
@@ -254,12 +255,13 @@ def is_any_batched(grads: Sequence[Tensor | None]) -> bool:
 def register(name: str, differentiate: Callable[..., Any]) -> None:
     """Register an operator's autograd kernel, which exported and traced programs and `torch.func` transforms run.
 
-    Without a gradient nothing is computed for a backward, so a program that is exported in grad mode serves as fast as one that
-    is exported without.
+    If no input requires a gradient, nothing is computed for a backward. So a program that is exported in grad mode runs as fast
+    as a program that is exported in no-grad mode.
 
     Args:
         name: the operator.
-        differentiate: computes it with a gradient: in an autograd node, or under a transform in torch's operators.
+        differentiate: function that computes the operator with a gradient: in an autograd node, or under a transform in torch's
+            own operators.
     """
     op = getattr(_ops, name).default
 
@@ -293,9 +295,9 @@ for _name, _kernel in kernels_of("add_norm_forward", _differentiate, ("",)):
 
 
 def _register_formula(name: str, fusible: Callable[..., Any]) -> None:
-    """Register a composite overload of operator `name`.
+    """Register the overload of operator `name` that a compiler replaces by the formula.
 
-    Under a dispatch mode, as when a compiler traces, it runs `fusible`, else the operator.
+    Under a dispatch mode, as when a compiler traces, the overload runs `fusible`, else the operator.
     """
     op, overload = getattr(_ops, name).default, f"{name}.{compile_mode.OVERLOAD}"
 

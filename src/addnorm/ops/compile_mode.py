@@ -2,8 +2,8 @@
 
 "op" is one opaque node: the kernels of eager mode, with the same bits. "formula" is the add and torch's own norm, which torch
 differentiates and Inductor fuses with the operators around them. The dropout mask, the dtypes and the errors are the same in both
-modes. Both are one node of Dynamo's graph. The formula's, an overload of the operator, is resolved when a compiler traces the
-graph; a backend that runs the graph as it is runs the operator.
+modes. In both modes a call is one node of Dynamo's graph. The node of "formula" is an overload of the operator that becomes the
+formula when a compiler traces the graph; a backend that runs the graph as it is runs the operator.
 
 `out=` and in-place calls use the operator in both modes: a formula cannot check the memory that it overwrites.
 """
@@ -23,7 +23,7 @@ MODES: tuple[Mode, ...] = ("op", "formula")
 
 # Device types on which the formula is the default: Inductor's loops were measured there (benchmarks/bench_compile.py).
 FORMULA_DEVICES = frozenset({"cpu"})
-FEWEST_FOR_OP = 2**20  # elements from which the operator gains more by itself than fusing its neighbours would
+FEWEST_FOR_OP = 2**20  # elements from which the operator saves more time than fusing the formula with its neighbours
 
 # Overload of the operators that is the formula. torch's caches of compiled graphs know it by this name, across processes and
 # versions of this library: the number must change with the formula.
@@ -66,8 +66,9 @@ def set_compile_mode(mode: Mode | None) -> None:
 def form(residual: Tensor, plain: bool) -> Mode | None:
     """Return the form of a call that torch.compile traces, or None in an export, which keeps the default overload.
 
-    `plain`: without options, all tensors of one dtype. Each global that is read here is a guard of the compiled graph, and two
-    ways to one object are a slow one: so everything that no call can change is asked in `choose_form`.
+    `plain` says that the call has no options and that all its tensors have one dtype. Each global that is read here becomes a
+    guard of the compiled graph, and a slow one if the object can be reached in two ways. So `choose_form`, which has no guards,
+    reads everything that no call can change.
     """
     chosen, fewest = choose_form(_mode, plain, residual.__class__, residual.device.type)
     return "op" if fewest and residual.numel() >= fewest else chosen
@@ -75,14 +76,14 @@ def form(residual: Tensor, plain: bool) -> Mode | None:
 
 @mark_as_constant  # Dynamo itself guards the deterministic algorithms and what a tensor is
 def choose_form(mode: Mode | None, plain: bool, cls: type, device: str) -> tuple[Mode | None, int]:
-    """Return the form of a call, and the number of elements from which the operator replaces that form; 0 for no such number."""
-    register_rules()  # of DTensors: a traced call cannot be repeated
+    """Return the form of a call, and the number of elements from which the operator replaces it; 0 if it never does."""
+    register_rules()  # for DTensors, before the call: a traced call cannot be repeated after an error
     if torch.compiler.is_exporting():
         return None, 0
     if torch.are_deterministic_algorithms_enabled():
         return "op", 0
     if mode is not None:
         return mode, 0
-    # DTensors have rules for the operator.
+    # A DTensor, or another subclass, takes the operator: there are rules for DTensors.
     is_formula = plain and cls in (Tensor, torch.nn.Parameter) and device in FORMULA_DEVICES
     return ("formula", FEWEST_FOR_OP) if is_formula else ("op", 0)

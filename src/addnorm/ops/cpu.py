@@ -15,10 +15,10 @@ import torch
 
 from addnorm._util.torch_internals import MISSING
 
-# ADDNORM_LIBRARY names another build of it, for example one with sanitizers.
+# ADDNORM_LIBRARY names another build of the library, for example one with sanitizers.
 OVERRIDE = os.environ.get("ADDNORM_LIBRARY")
 LIBRARY = Path(OVERRIDE or Path(__file__).resolve().parent.parent / "_C.so")
-# Why no kernel is called, if this torch lacks what that needs.
+# The reason why no kernel is called, if this torch lacks an internal that kernel calls need; else empty.
 MISSING_PART = "".join(
     f"not called, since torch {torch.__version__} has no {name}: use an older torch or a newer addnorm"
     for name in MISSING[:1]
@@ -76,7 +76,7 @@ def library_path() -> Path:
 
 
 def _warn_broken(reason: str) -> str:
-    """Warn about a broken installation, and return the reason; a pure-Python one gives no warning."""
+    """Warn that the C++ library is broken, and return `reason`; an installation without the library is not broken."""
     warnings.warn(f"addnorm runs without its CPU kernels: {reason}.", RuntimeWarning, stacklevel=3)
     return reason
 

@@ -36,7 +36,7 @@ _OVERLOADS = {
 direct = autograd.direct
 _compiling, _grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 _differentiable_of = operator.itemgetter(*autograd.PLACES)
-# Errors of calls with invalid arguments; torch asserts that FakeTensors meet no others.
+# Errors of calls with invalid arguments; AssertionError: torch asserts that FakeTensors are not mixed with other tensors.
 ERRORS = (RuntimeError, AttributeError, TypeError, OverflowError, AssertionError)
 # Arguments that may have one element per feature.
 _FEATURES = ("weight", "bias", *(option.name for option in ADD_OPTIONS if option.kind in ("scale", "features")))
@@ -72,7 +72,7 @@ def fast_path(
             or (weight is not None and weight.requires_grad)
             or (bias is not None and bias.requires_grad)
         )
-        # Without gradients a plain tensor needs no question: in a trace of `torch.jit` the kernel calls the default overload.
+        # Without gradients a plain tensor needs no check: in a trace of `torch.jit` the kernel calls the default overload.
         if (differentiable or residual.__class__ is not Tensor) and is_recording():
             arguments = residual, branch, weight, bias, eps, norm
             return _record("add_norm_stream" if return_residual else "add_norm", arguments)  # type: ignore[no-any-return]
@@ -90,7 +90,7 @@ def fast_path(
 
 
 def is_jagged(t: Any, normalized_shape: int | Sequence[int] | None = None) -> bool:
-    """Return whether a value is a jagged nested tensor whose normalized dimensions, the last ones, have one size."""
+    """Return whether `t` is a jagged nested tensor whose ragged dimension is before the normalized dimensions."""
     if type(t) is Tensor or not (isinstance(t, Tensor) and t.is_nested and t.layout == torch.jagged):
         return False
     count = 1 if normalized_shape is None else len(validation.to_dimensions(normalized_shape))
@@ -98,12 +98,12 @@ def is_jagged(t: Any, normalized_shape: int | Sequence[int] | None = None) -> bo
 
 
 def _ragged_dim(t: Tensor) -> int:
-    """Return the dimension of a jagged nested tensor whose length differs: its size is a symbol."""
+    """Return the ragged dimension of a jagged nested tensor, the one whose size is a symbol."""
     return next(dim for dim, size in enumerate(t.shape) if not isinstance(size, int))
 
 
 def _run_on_values(call: Callable[..., Any], residual: Any, branch: Any, *arguments: Any, **options: Any) -> Any:
-    """Compute a call with jagged nested tensors on their rows, and return nested tensors."""
+    """Call `call` with the values of jagged nested tensors, which are ordinary tensors, and return nested tensors."""
     if branch is not None and not (is_jagged(branch) and branch.shape == residual.shape):
         kind = "a nested tensor with other offsets" if is_jagged(branch) else validation.kind_of(branch)
         raise ValueError(
@@ -123,7 +123,7 @@ def _run_on_values(call: Callable[..., Any], residual: Any, branch: Any, *argume
 
 
 def default_rms_eps(residual: Tensor, branch: Tensor | None, residual_dtype: torch.dtype | None = None) -> float:
-    """Return the machine epsilon of the arithmetic, which eps=None means to `torch.nn.functional.rms_norm`."""
+    """Return what `eps=None` means, as in `torch.nn.functional.rms_norm`: the machine epsilon of the arithmetic."""
     if isinstance(residual, Tensor) and (branch is None or isinstance(branch, Tensor)):
         return torch.finfo(reference.compute_dtype(dtype=residual_dtype or residual.dtype)).eps
     return 0.0  # the argument check that follows raises
@@ -142,10 +142,10 @@ def run(
     normalized_shape: int | Sequence[int] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return `(y, z)` of a call with options, by their public names.
+    """Return `(y, z)` of a call whose options have their public names.
 
     y is an empty placeholder where `norm` is "none", z where there is no branch or z is not requested.
-    `compute` replaces `_compute`.
+    `compute`, if it is passed, computes `(y, z)` from the operator's arguments in place of `_compute`.
     """
     if compute is None and is_jagged(residual, normalized_shape):
         options["normalized_shape"] = normalized_shape
@@ -184,7 +184,10 @@ def _to_schema(
     norm: str,
     options: dict[str, Any],
 ) -> Any:
-    """Return the operator's arguments; options that need no conversion have the same name there."""
+    """Return the arguments of `add_norm_forward` for options with their public names.
+
+    An option that needs no conversion has the same name in the operator.
+    """
     p = options.get("dropout_p", 0.0)
     if not (is_number(eps) and is_number(options.get("weight_offset", 0.0)) and is_number(p) and 0.0 <= p <= 1.0):
         raise TypeError  # the argument check of the caller names the argument
@@ -200,11 +203,11 @@ def _to_schema(
         if rows.shape != residual.shape[:-1]:
             if rows.dtype not in FLOAT_DTYPES:
                 raise TypeError
-            # Upcast first, so that the gradients that the expansion accumulates are not rounded before.
+            # Upcast before the expansion, whose backward then accumulates gradients that are not rounded.
             upcast = reference.compute_dtype(rows, residual, branch, dtype=options.get("residual_dtype"))
             rows = rows.to(upcast).expand(residual.shape[:-1])
         options["row_scale"] = rows
-    for option in SCALES:  # a number is another argument of the schema than a tensor
+    for option in SCALES:  # the schema has one argument for a number and another for a tensor
         scale = options.get(option.name)
         if scale is not None and not isinstance(scale, Tensor):
             if not is_number(scale):
@@ -245,7 +248,7 @@ def _compute(a: Any) -> tuple[Tensor, Tensor]:
 
 
 def _record(name: str, arguments: Any) -> Any:
-    """Call operator `name` while a graph is traced; ONNX export gets the formula in torch's operators."""
+    """Call operator `name` while a graph is traced; in an ONNX export compute the formula in torch's operators."""
     if _compiling():
         return _record_compiled(name, arguments)
     if exports_onnx():
@@ -256,9 +259,10 @@ def _record(name: str, arguments: Any) -> Any:
 
 
 def _record_compiled(name: str, arguments: Any) -> Any:
-    """Call the overload of operator `name` of a compiled graph: the formula, the kernel or, in an export, the default.
+    """Call the overload of operator `name` for a graph of Dynamo: the formula, the kernel or the default.
 
-    Each global that is read here is a guard, which every call of the compiled graph pays.
+    The kernel is for calls without gradients. The default overload is for calls with gradients, and for exports. Each global that
+    is read here becomes a guard, which takes time in every call of the compiled graph.
     """
     op, kernel, formula = _OVERLOADS[name]
     residual, branch, weight, bias = arguments[:4]
@@ -274,13 +278,13 @@ def _record_compiled(name: str, arguments: Any) -> Any:
 
 
 def exports_onnx() -> bool:
-    """Return whether `torch.onnx.export` traces the call: it knows torch's operators only."""
+    """Return whether `torch.onnx.export`, which knows only torch's operators, traces the call."""
     onnx = sys.modules.get("torch.onnx")  # slow to import
     return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
 def requires_grad(*arguments: Any) -> bool:
-    """Return whether a gradient is recorded and any of the arguments is a tensor that requires one."""
-    if _compiling():  # the other function has no form for a graph
+    """Return whether the grad mode is on and any of the arguments is a tensor that requires a gradient."""
+    if _compiling():  # Dynamo cannot trace `any_requires_grad`
         return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in arguments)
     return torch.is_grad_enabled() and any_requires_grad(*arguments)

@@ -30,7 +30,7 @@ def is_dtensor(t: Any) -> bool:
 
 @mark_as_constant
 def register_rules() -> bool:
-    """Register the operators' rules for DTensors if there can be any; return whether this call registered them."""
+    """Register the operators' rules for DTensors if torch's DTensor is imported; return whether this call did so."""
     if _TORCH not in sys.modules or _RULES in sys.modules:
         return False
     importlib.import_module(_RULES)
@@ -38,7 +38,7 @@ def register_rules() -> bool:
 
 
 def draw_seed(like: Tensor) -> Tensor:
-    """Return a seed for a dropout mask from torch's generator: one for all processes that hold a part of `like`."""
+    """Return a seed for a dropout mask from torch's generator, the same in all processes that hold a part of `like`."""
     return share(_randint(-(2**63), 2**63 - 1, (), device=like.device), like)
 
 
@@ -52,9 +52,9 @@ def rules_for(t: Any) -> Any:
 
 
 def share(value: Tensor, like: Tensor) -> Tensor:
-    """Replace a value that each process drew by that of the first process of `like`'s mesh, replicated.
+    """Return the value that the first process of `like`'s mesh drew, as a replicated DTensor.
 
-    A value that requires a gradient, and any value beside an ordinary tensor, is returned unchanged.
+    The value is returned unchanged if `like` is an ordinary tensor, or if the value requires a gradient or is a DTensor already.
     """
     rules = rules_for(like)
     is_final = rules is None or value.requires_grad or is_dtensor(value)
@@ -62,21 +62,24 @@ def share(value: Tensor, like: Tensor) -> Tensor:
 
 
 def spread(value: Tensor, like: Tensor) -> Tensor:
-    """Wrap a value that is equal in all processes as a replicated DTensor, if `like` is a DTensor.
+    """Return a value that is equal in all processes as a replicated DTensor, if `like` is a DTensor.
 
-    Return DTensors and all other cases unchanged.
+    A value that is a DTensor already, or beside an ordinary tensor `like`, is returned unchanged.
     """
     rules = rules_for(like)
     return value if rules is None or is_dtensor(value) else rules.spread(value, like)
 
 
 def replicate_dimensions(t: Any, first: int) -> Any:
-    """Return a DTensor with no dimension from `first` on sharded, so that these can be flattened; others unchanged."""
+    """Return a DTensor that is not sharded on dimensions from `first` on, so that these can be flattened.
+
+    A value that is no DTensor is returned unchanged.
+    """
     rules = rules_for(t)
     return t if rules is None else rules.replicate_dimensions(t, first)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x W^T, also of a DTensor whose rows are sharded unevenly."""
+    """Return x W^T, also for a DTensor x whose rows are sharded unevenly."""
     rules = rules_for(x)
     return (F if rules is None else rules).linear(x, weight)  # type: ignore[no-any-return]

@@ -24,12 +24,12 @@ from addnorm.ops.schema import (
     targets_of,
 )
 
-_DROPOUT = ("probability", "seed", "offset")  # the kinds of its options
+_DROPOUT = ("probability", "seed", "offset")  # the kinds of dropout's options
 CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in get_args(reference.Casting)}
 
 
 def add_norm_forward(a: Any) -> tuple[Tensor, ...]:
-    """Return, for any options, the first `outputs` of y, z and the statistics, and placeholders for the others."""
+    """Return y, z and the statistics for any options; those after the first `outputs` are empty placeholders."""
     validation.check(**a._asdict())
     validation.check_operator(a.row_scale, a.seed, a.dropout_p, a.residual)
     z = a.residual
@@ -68,7 +68,7 @@ def add_norm_backward(a: Any) -> tuple[Tensor, ...]:
 
 
 def add_norm_out(a: Any) -> None:
-    """Call the functional operator, on any backend, and copy its results: the same bits, whatever y and z alias."""
+    """Write y and z: call the functional operator and copy its results, so that the bits do not depend on aliases."""
     validation.check(a.residual, a.branch, a.weight, a.bias, a.eps, norm=a.norm)
     validation.check_outputs(a.y, a.z, with_y=a.norm != NORMS["none"], with_z=a.branch is not None)
     targets = targets_of(a)
@@ -84,13 +84,13 @@ def add_norm_out(a: Any) -> None:
 
 
 def _add_norm_out_negative(a: Any) -> None:
-    """Call the operator without lazily negated inputs; torch's own kernel for them fails after it has written a target."""
+    """Call the operator after resolving lazily negated inputs; torch's own kernel fails, but after writing a target."""
     validation.check_targets(targets_of(a), a.residual)
     torch.ops.addnorm.add_norm_out(*(t.resolve_neg() if isinstance(t, Tensor) else t for t in a))
 
 
 def gradients(a: Any, stats: reference.Statistics | None) -> list[Tensor | None]:
-    """Return the gradients that the arguments of the backward operator request, in their dtypes; differentiable itself."""
+    """Return the gradients of a backward call, by differentiable operators; None for those that are not requested."""
     acc = reference.compute_dtype(a.z)
     total = None if a.dz is None else a.dz.to(acc)
     dweight = dbias = None
@@ -113,7 +113,7 @@ def add_options(like: Tensor, a: Any) -> dict[str, Any]:
     if a.dropout_p > 0.0:
         # In float64, since branch or z may be; `reference.add` rounds it to the dtype of the arithmetic.
         keep = keep_scale(tuple(like.shape), a.dropout_p, a.seed, a.offset, torch.float64)
-        keep = dtensor.spread(keep, like)  # in second derivatives; the kernels have ordinary tensors
+        keep = dtensor.spread(keep, like)  # in second derivatives `like` may be a DTensor; in kernels it is ordinary
     options = {option.name: getattr(a, option.name) for option in ADD_OPTIONS if option.kind not in _DROPOUT}
     for scale in SCALES:
         if options[scale.name] is None:

@@ -1,7 +1,7 @@
 """The operation in torch's own operators: for function transforms, and for torch.compile.
 
-A function transform or a forward-mode derivative differentiates, batches and linearizes the formula itself. torch.compile fuses
-the other form with the operators around it (`compile_mode.py`).
+`formula` is for function transforms and forward-mode derivatives, which differentiate, batch and linearize it. `fusible_formula`
+is for torch.compile, which fuses it with the operators around it (`compile_mode.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEFAULTS = ForwardArguments._field_defaults
 
 
 def formula(a: Any) -> tuple[Tensor, Tensor]:
-    """Return `(y, z)` in the reference's operators."""
+    """Return `(y, z)`, computed by the functions of `reference.py`."""
     validation.check(**a._asdict())
     z = a.residual
     if a.branch is not None:
@@ -32,10 +32,10 @@ def formula(a: Any) -> tuple[Tensor, Tensor]:
 
 
 def fusible_formula(a: Any) -> tuple[Tensor, Tensor]:
-    """Return `(y, z)` in torch's operators for torch.compile: the norm is torch's own, for which Inductor has a loop.
+    """Return `(y, z)` for torch.compile, by torch's operators and torch's norm, which Inductor compiles to one loop.
 
-    Without options that is what torch.compile makes of the same call in plain PyTorch. With options the norm has the rounded z,
-    but its gradient meets that of z before either is rounded, as in the operator.
+    Without options these are the operators of the same call in plain PyTorch. With options the norm reads the rounded z, but the
+    norm's gradient is added to the gradient of z before either is rounded, as in the operator.
     """
     validation.check(**a._asdict())
     if _is_plain(a):
@@ -52,14 +52,14 @@ def fusible_formula(a: Any) -> tuple[Tensor, Tensor]:
     rounded = exact
     if z.dtype != exact.dtype:
         wide = z.to(exact.dtype)
-        rounded = exact + torch.where(wide == exact, 0.0, wide - exact).detach()  # not inf - inf
+        rounded = exact + torch.where(wide == exact, 0.0, wide - exact).detach()  # inf - inf would be NaN
     with reference.sums_in_one_loop():
         y = _normalize(rounded, a.weight, a.bias, **_norm_options(a, z.dtype))
     return y.contiguous(), z
 
 
 def _is_plain(a: Any) -> bool:
-    """Return whether a call has no options, and one dtype."""
+    """Return whether a call has no options and all its tensors have one dtype."""
     if a.norm == NORMS["none"] or a.residual.shape[-1] == 0:
         return False
     if any(t is not None and t.dtype != a.residual.dtype for t in (a.branch, a.weight, a.bias)):
@@ -69,7 +69,7 @@ def _is_plain(a: Any) -> bool:
 
 
 def _norm_options(a: Any, z_dtype: torch.dtype) -> dict[str, Any]:
-    """Return the options of the norm for `reference.normalize`, y's dtype as the dispatcher would choose it."""
+    """Return the options of `reference.normalize`; under autocast y has the dtype that the dispatcher would choose."""
     device = a.residual.device.type
     if a.out_dtype is None and torch.is_autocast_enabled(device):
         a = a._replace(out_dtype=autocast.y_dtype(device, z_dtype))
@@ -77,9 +77,9 @@ def _norm_options(a: Any, z_dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _normalize(z: Tensor, weight: Tensor | None, bias: Tensor | None, **options: Any) -> Tensor:
-    """Return what `reference.normalize` returns, by torch's own norm, for which Inductor has a loop.
+    """Normalize as `reference.normalize` does, by torch's own norm, which Inductor compiles to one loop.
 
-    The upcast comes first: of a low-precision input torch's LayerNorm keeps the statistics in low precision on CPU.
+    Upcast first: on CPU torch's LayerNorm keeps the statistics of a low-precision input in low precision.
     """
     if options["casting"] != "float32" or z.shape[-1] == 0:
         return reference.normalize(z, weight, bias, **options)

@@ -38,7 +38,7 @@ class Option(NamedTuple):
         default: default value of the keyword argument.
         gradient: tensor from which the gradient is computed, or "z" where the gradient of z is enough; None: not
             differentiable.
-        factor: schema argument that holds a number, for a scale.
+        factor: for an option of kind "scale", the schema argument that holds its value if that is a number.
         additive: whether the option is only added, so that no other gradient depends on it.
     """
 

@@ -1,8 +1,8 @@
 """Results in existing tensors: `out=` and the in-place functions.
 
-The operator `add_norm_out` checks shapes and memory; as in `dispatch.py` the message is made after the error. This module adds
-two things that an operator cannot do: it raises where a gradient is required, and it increments the version counters of the
-overwritten tensors, so that autograd detects the change.
+The operator `add_norm_out` checks shapes and memory; as in `dispatch.py`, the error's message is composed only after the operator
+has failed. This module adds two things that an operator cannot do: it raises where a gradient is required, and it increments the
+version counters of the overwritten tensors, so that autograd detects the change.
 
 Calls that the operator does not support (function transforms, forward-mode derivatives, strided tensors with a
 `normalized_shape`) are computed out of place and copied; torch transforms the copy. `run` has many parameters: those of the
@@ -31,14 +31,15 @@ _OPTIONS = (*ADD_NAMES, "weight_offset", "casting")
 
 
 class Names(NamedTuple):
-    """The caller's names of the tensors for y and z, and the remedy where a gradient is required."""
+    """Names of the tensors for y and z in error messages, and the remedy that is named if a gradient is required."""
 
     y: str
     z: str
     remedy: str = "leave out out="
 
 
-# The tensors for y and z (None: not written) with their names. A plain tuple takes less of a call on one row than a named one.
+# The tensors for y and z (None: not written) and their names. A plain tuple takes less time than a named one, which counts in a
+# call on one row.
 Targets = tuple[Tensor | None, Tensor | None, Names]
 _IN_PLACE = Names("branch", "residual", "use the function without the underscore")
 
@@ -124,7 +125,7 @@ def run(
         _refuse_gradients(targets, inputs)
 
     def write(a: Any) -> tuple[Tensor, Tensor]:
-        """Call the operator; `residual` is flattened where the norm is over several dimensions."""
+        """Write y and z in the shape of `a.residual`, which is flat if the norm is over several dimensions."""
         flat_y, flat_z = (t if t is None or t.dim() == a.residual.dim() else t.view(a.residual.shape) for t in (y, z))
         written = flat_y, flat_z
         if z is None and a.residual_dtype not in (None, a.residual.dtype):
@@ -138,7 +139,7 @@ def run(
     try:
         transformed = not _compiling() and in_transform()
         if normalized_shape is not None and not transformed:
-            _check(residual, targets, inputs)  # the operator sees other shapes
+            _check(residual, targets, inputs)  # before flattening: the operator's errors would name flattened shapes
         for name, target, dtype in ((names.y, y, out_dtype), (names.z, z, residual_dtype)):
             if target is not None and dtype not in (None, target.dtype):
                 validation.refuse_dtype(name, target, dtype)

@@ -47,7 +47,7 @@ def keep_mask(shape: tuple[int, ...], p: float, seed: Tensor, offset: int = 0) -
 
 
 def keep_rows(rows: Tensor, d: int, p: float, seed: Tensor, offset: int = 0) -> Tensor:
-    """Return the part of the mask of a `(*, d)` tensor that belongs to some of its rows, `(*rows.shape, d)`.
+    """Return the rows `rows` of the dropout mask of a `(*, d)` tensor, `(*rows.shape, d)`.
 
     Args:
         rows: int64, the numbers of the rows in contiguous order.

@@ -1,7 +1,7 @@
-"""Saving y instead of z for backward: less memory, with a bound for what the gradients lose.
+"""Saving y instead of z for backward: it takes less memory, and the error of the gradients has a bound.
 
-z is kept for backward alone, while y is often kept anyway: the linear layer that reads it saves it too. The normalized value, of
-which backward is made, follows from either: x_hat = (z - mean) * rstd = (y - bias) / weight.
+z is kept for backward alone, while y is often kept anyway: the linear layer that reads y saves it too. The normalized value
+x_hat, from which backward computes the gradients, follows from either: x_hat = (z - mean) * rstd = (y - bias) / weight.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def save_outputs() -> Iterator[None]:
     Limits: no second derivatives; y must be finite and must not be changed in place; the norm without an add keeps its input as
     usual; the streams of `add_norm_streams` are kept as usual; compiled and traced graphs keep what the compiler chooses. Enter
     the context outside of compiled code. With torch.utils.checkpoint, enter it inside the function that is recomputed: torch
-    raises a CheckpointError otherwise. `ResidualStack(checkpoint=True)` recomputes in the context of its forward. Each call looks
-    at its weight; on a GPU, a weight that is too small is reported later, by an assertion of the device.
+    raises a CheckpointError otherwise. `ResidualStack(checkpoint=True)` recomputes in the context of its forward. Each call
+    checks its weight and bias; on a GPU, a weight that is too small is reported later, by an assertion of the device.
 
     Raises:
         ValueError: in a call in this context: an element of |weight + weight_offset| is below 2^-10, or |bias| is more than 16
@@ -63,7 +63,7 @@ def save_outputs() -> Iterator[None]:
 
 
 class _Setting(AbstractContextManager[None]):
-    """Context in which calls keep y, or z.
+    """Context in which calls keep y for backward if `active`, else z.
 
     It can be entered again: each backward of a graph that is kept (`retain_graph`, `create_graph`) recomputes its checkpoints.
     """
@@ -91,16 +91,20 @@ def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContext
 
 
 def mark_statistics(stats: Tensor) -> Tensor:
-    """Add a dimension to statistics that are saved with y, which tells them from those saved with z.
+    """Add a dimension to statistics that are saved with y, which tells them from statistics that are saved with z.
 
-    A checkpoint that recomputes outside of the context would replace y by z: torch compares the shapes and raises.
+    A checkpoint that recomputes outside of the context would replace y by z. torch compares the shapes of saved tensors, and this
+    dimension makes it raise an error then.
     """
     return stats.unsqueeze(0)
 
 
 def check_weight(weight: Tensor | None, bias: Tensor | None, weight_offset: float = 0.0) -> None:
-    """Raise ValueError if y does not determine the normalized value well; on other devices than CPU assert it there."""
-    # Whole tensors: every process must come to the same answer. They are replicated in most models, and nothing is sent then.
+    """Raise ValueError if y does not determine the normalized value well enough.
+
+    On devices other than the CPU an assertion of the device reports it later.
+    """
+    # Whole tensors, so that all processes come to the same result. In most models they are replicated, and nothing is sent.
     parameters: list[Any] = [t.detach() for t in (weight, bias) if t is not None]
     tensors = [(t.full_tensor() if is_dtensor(t) else t).float() for t in parameters]
     if not tensors or any(isinstance(t, FakeTensor) or t.is_meta for t in parameters):
@@ -133,7 +137,7 @@ def rebuild(
 ) -> tuple[Tensor, Tensor]:
     """Return z and the statistics: z = mean + x_hat / rstd with x_hat = (y - bias) / (weight + weight_offset).
 
-    A row with rstd = 0 is its mean.
+    In a row with rstd = 0, z is the mean.
     """
     if torch.is_grad_enabled():
         raise RuntimeError("Second derivatives need z, which was not kept; call the forward outside of save_outputs().")
@@ -147,7 +151,7 @@ def rebuild(
         x_hat = x_hat / (weight.to(acc) + weight_offset)
     sigma = torch.where(rstd == 0, rstd, 1 / rstd)
     z: Tensor = mean + x_hat * sigma
-    if z_dtype == torch.float16:  # the error may exceed the largest number, not by a sixteenth
+    if z_dtype == torch.float16:  # by its error z may exceed the largest number, but not by a sixteenth
         limit = torch.finfo(z_dtype).max
         z = torch.where(z.abs() < 1.0625 * limit, z.clamp(-limit, limit), z)
     return z.to(z_dtype), stats

@@ -1,7 +1,7 @@
 """The operators' schemas, and the fake kernels that return their outputs' shapes and dtypes without computing.
 
 The dispatcher is the registry of backends: `eager.py` registers the reference for every device, the C++ library (`cpu.py`) the
-CPU kernels, `triton/` the CUDA kernels. Each writes a kernel of one argument, the operator's arguments by name, and
+CPU kernels, `triton/` the CUDA kernels. A kernel in Python takes one argument, a named tuple of the operator's arguments, and
 `kernels_of` makes the functions to register from it. The operators are private; use `addnorm.functional`.
 
 The C++ library defines the operators too, from the copy of these schemas in csrc/arguments.h, so that an exported program runs
@@ -11,7 +11,7 @@ All but `add_norm_out` are functional: they return fresh, contiguous, distinct t
 output that was not requested is an empty placeholder. Without a branch an operator computes the norm alone.
 
 `add_norm` and `add_norm_stream` have no options: each argument costs time, and a call on one row takes a few microseconds in all.
-They return y; y and z. `add_norm_forward` and its backward take every option.
+`add_norm` returns y, `add_norm_stream` y and z. `add_norm_forward` and its backward take every option.
 
 `add_norm_out` writes y and z into existing tensors and rounds to their dtypes. Without a z tensor, z has the residual's dtype.
 Each element is read before it is written, so y and z may be exactly the memory of residual or branch; any other overlap raises
@@ -31,7 +31,7 @@ from addnorm._util.torch_internals import find_schemas, parse_schema
 from addnorm.ops import cpu, validation  # cpu loads the C++ library, which defines the operators
 from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, NORM_OPTIONS, NORMS, to_schema
 
-Kernel = Callable[[Any], Any]  # of the operator's arguments, by name
+Kernel = Callable[[Any], Any]  # takes a named tuple of the operator's arguments
 
 
 def parse_arguments(schema: str) -> tuple[Any, ...]:
@@ -108,10 +108,10 @@ def declare(schemas: dict[str, str]) -> tuple[str, ...]:
 def kernels_of(
     name: str, kernel: Kernel, overloads: tuple[str, ...] | None = None
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the operators that a kernel computes, each with the function to register for it.
+    """Yield the names of the operators that `kernel` computes, each with the function to register for it.
 
-    These are the operator, in all or some of its overloads (the suffix "_reference" names the operator of its reference), and for
-    `add_norm_forward` also the operators without options.
+    These are the overloads of operator `name`: those in `overloads`, by default all, and the operator of its reference (suffix
+    "_reference"). For `add_norm_forward` the operators without options, `add_norm` and `add_norm_stream`, follow each.
     """
     for overload in overloads or (*OVERLOADS.get(name, ("",)), "_reference"):
         yield name + overload, _by_name(_TUPLES[name], kernel)
@@ -132,7 +132,7 @@ def _without_options(kernel: Kernel, outputs: int) -> Callable[..., Any]:
 
 
 def arguments_of(name: str) -> Any:
-    """Return the class of an operator's arguments by name."""
+    """Return the named-tuple class of the arguments of operator `name`."""
     return _TUPLES[name]
 
 
@@ -182,7 +182,7 @@ def outputs_of(a: Any) -> Outputs:
 
 
 def make_empty(like: Tensor, output: Any) -> Tensor:
-    """Return an empty tensor of a shape and dtype, or a placeholder for None."""
+    """Return an uninitialized tensor with the shape and dtype in `output`, or a placeholder if `output` is None."""
     if output is None:
         return empty_placeholder(like)
     result: Tensor = like.new_empty(output[0], dtype=output[1])

@@ -41,7 +41,7 @@ _BRANCH, _BRANCH_BIAS = GRADIENTS.index("branch"), GRADIENTS.index("branch_bias"
 
 
 def replicate(value: Tensor, like: Tensor) -> Tensor:
-    """Return a value of the first process of the mesh of `like`, replicated."""
+    """Return a replicated DTensor with the value of the first process of the mesh of `like`."""
     mesh = like.device_mesh  # type: ignore[attr-defined]  # a DTensor's
     return distribute_tensor(value, mesh, [Replicate()] * mesh.ndim)
 
@@ -53,7 +53,7 @@ def spread(value: Tensor, like: Tensor) -> Tensor:
 
 
 def replicate_dimensions(t: DTensor, first: int) -> DTensor:
-    """Return `t` with no dimension from `first` on sharded."""
+    """Return `t` with its dimensions from `first` on replicated."""
     placements = [p if row_dimension(p, t.dim(), first) is not None else Replicate() for p in t.placements]
     return t if placements == [*t.placements] else t.redistribute(t.device_mesh, placements)
 
@@ -72,7 +72,7 @@ def linear(x: DTensor, weight: Tensor) -> DTensor:
 
 
 def row_dimension(placement: Placement, ndim: int, first_feature: int) -> int | None:
-    """Return the dimension of the rows that a placement shards, None if it shards none."""
+    """Return the dimension that a placement shards if it is one of rows, before `first_feature`; else return None."""
     dim = getattr(placement, "dim", None)  # Shard, and the strided shards of views
     return None if dim is None or dim % ndim >= first_feature else dim % ndim
 
@@ -80,8 +80,8 @@ def row_dimension(placement: Placement, ndim: int, first_feature: int) -> int | 
 def place_rows(tensors: Sequence[DTensor], rows: int, ndim: int, *, plain: bool = False) -> Placements:
     """Return how the rows, the first `rows` dimensions of the tensors, are placed on each of `ndim` mesh dimensions.
 
-    On each, the first tensor that shards a dimension of rows decides; without one it is `Replicate`. With `plain` shards other
-    than `Shard`, such as strided ones, do not count.
+    On each mesh dimension, the first tensor that shards a dimension of rows decides; if no tensor does, the placement is
+    `Replicate`. With `plain`, placements of other types than `Shard`, such as strided shards, are ignored.
     """
 
     def place(i: int) -> Placement:
@@ -121,14 +121,14 @@ class _Call:
         self.shape = whole.shape
         for name in _SAME_SHAPE:
             t = tensors.get(name)
-            if isinstance(t, DTensor) and t.shape != whole.shape:  # the parts of some processes may have equal shapes
+            if isinstance(t, DTensor) and t.shape != whole.shape:  # the local shapes may be equal in some processes
                 raise RuntimeError(f"{name} has shape {tuple(t.shape)}, expected {tuple(whole.shape)}.")
         stream = {name: t for name in _STREAM if (t := tensors.get(name)) is not None and t.dim() == whole.dim()}
         drops = bool(arguments.get("dropout_p", 0.0))
         placed = [t for t in stream.values() if isinstance(t, DTensor)]
         self.rows = place_rows(placed, whole.dim() - 1, self.mesh.ndim, plain=drops)
         localize(arguments, self.mesh, self.rows, (*stream, *_ROWS))
-        self.keep: Tensor | None = None  # of the rows here, in their shape
+        self.keep: Tensor | None = None  # the dropout mask of this process's rows, if the operator cannot draw it
         if drops and ("grad_mask" in arguments or arguments["branch"] is not None):
             self._place_mask()
 
@@ -155,7 +155,7 @@ class _Call:
         self.local["dropout_p"], self.local["seed"] = 0.0, None
 
     def drop(self, branch: Tensor, branch_bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return dropout(branch + branch_bias) with the mask of these rows."""
+        """Return dropout(branch + branch_bias) with `keep`, the mask of this process's rows."""
         assert self.keep is not None
         factor = 1.0 / (1.0 - self.probability) if self.probability < 1.0 else 0.0
         return reference.drop_branch(branch.to(dtype), branch_bias, self.keep.to(dtype) * factor)
@@ -232,7 +232,10 @@ def _backward(op: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _backward_of_dropped(op: Any, call: _Call) -> list[Tensor]:
-    """Return the gradients of a call with the dropout mask `call.keep`: the operator's without dropout, then the mask's."""
+    """Return the gradients of a call with the dropout mask `call.keep`.
+
+    The operator computes the gradients without dropout; afterwards the mask is applied to the gradient of the branch.
+    """
     local, mask = call.local, call.local["grad_mask"]
     dtype = reference.compute_dtype(local["z"])
     changed = {"branch_bias": None, "branch_dtype": dtype, "grad_mask": mask & ~(1 << _BRANCH_BIAS)}

@@ -1,7 +1,7 @@
-"""Argument checks: one sentence that names the argument, its value, the expectation and the remedy.
+"""Argument checks, whose error messages name the argument, its value, the expectation and the remedy in one sentence.
 
 The C++ kernels only detect that arguments are invalid, and pass the call on to the reference. The reference and the fake kernels
-call `check` first, which raises the sentence. So a valid call does not pay for it.
+call `check` first, which raises the error. So a valid call of a kernel does not take the time of these checks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from addnorm._util.torch_internals import FakeTensor
 from addnorm.ops import aliasing
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, OPTIONS, Option
 
-# Numbers that only a caller of the operators themselves can pass, their smallest and their largest.
+# The smallest and the largest value of integer arguments that only a caller of the operators themselves can pass.
 _CODES = {
     "norm": (0, len(NORMS) - 1), "casting": (0, len(CASTINGS) - 1), "outputs": (1, 3),
     "grad_mask": (0, 2 ** len(GRADIENTS) - 1),
@@ -235,7 +235,7 @@ def check_out(out: Any, return_residual: bool) -> None:
 
 
 def check_outputs(y: Any, z: Any, *, with_y: bool, with_z: bool) -> None:
-    """Raise ValueError if an operator has a tensor for a result that it does not compute."""
+    """Raise ValueError if a tensor is passed for a result that the operator does not compute."""
     for name, t, computed, part in (("y", y, with_y, "a norm"), ("z", z, with_z, "a branch")):
         if t is not None and not computed:
             raise ValueError(f"{name} is a tensor, expected None: without {part} there is no {name}.")
@@ -271,7 +271,7 @@ def check_memory(targets: dict[str, Tensor], inputs: dict[str, Any]) -> None:
                 f"{name} shares memory with {other}, expected memory of its own, since both are written: pass {name}.clone()."
             )
     for (name, target), (other, t) in itertools.product(targets.items(), inputs.items()):
-        # Elements of these are read before they are written; a parameter is read again by every row.
+        # Each element of residual or branch is read before it is written; every row reads the parameters again.
         in_place = other in ("x", "residual", "branch")
         if (
             isinstance(t, Tensor)
@@ -317,7 +317,10 @@ def check_tensor(name: str, value: Any) -> None:
 
 
 def check_tensors(tensors: Mapping[str, Any], stream: str, residual: Tensor) -> None:
-    """Raise unless all that are not None are ordinary tensors of supported dtypes, on the device of the argument `stream`."""
+    """Raise unless each of `tensors` is None, or an ordinary tensor of a supported dtype on the device of `residual`.
+
+    `stream` is the name of the argument `residual` in the message.
+    """
     for name, value in tensors.items():
         if value is not None:
             check_tensor(name, value)
@@ -325,8 +328,8 @@ def check_tensors(tensors: Mapping[str, Any], stream: str, residual: Tensor) -> 
 
 
 def check_device(name: str, value: Tensor, stream: str, residual: Tensor) -> None:
-    """Raise unless a tensor is on the device of another, and both or neither are FakeTensors."""
-    if isinstance(value, FakeTensor) != isinstance(residual, FakeTensor):  # which has no elements
+    """Raise unless `value` is on the device of `residual`, and both or neither are FakeTensors."""
+    if isinstance(value, FakeTensor) != isinstance(residual, FakeTensor):  # a FakeTensor has no elements
         fake, real = (name, stream) if isinstance(value, FakeTensor) else (stream, name)
         raise TypeError(
             f"{fake} is a FakeTensor and {real} is not, expected all or none: convert {real} with from_tensor of its "
