@@ -1,4 +1,4 @@
-"""The gradient of the boundary of n streams: the autograd node of eager calls, and the same registered on the operator.
+"""The gradient of the boundary of n streams: the autograd node of eager calls, and the operator's autograd kernel.
 
 Saved for backward: X, w, the coefficients and parameters, the logits and the statistics (n (n + 2) + 3 numbers a token for mHC).
 X' is computed again, and so are Sinkhorn's iterates.
@@ -19,7 +19,7 @@ from addnorm.ops.streams.kinds import sizes_of
 from addnorm.ops.streams.schema import GRADIENTS, INPUTS, reads
 
 _ops = torch.ops.addnorm
-_TENSORS = 10  # the first inputs
+_TENSORS = 10  # number of tensors among the inputs; they come first
 _SUMMANDS = frozenset(("streams", "branch", "mix", "inject"))  # of the new streams
 _SHARED = ("mix", "inject", "collapse")
 Inputs, Backward = arguments_of("add_norm_streams"), arguments_of("add_norm_streams_backward")
@@ -59,8 +59,9 @@ class StreamsFunction(torch.autograd.Function):
         mask = sum(1 << bit for bit, name in enumerate(GRADIENTS) if needs[name])
         operator = _ops.add_norm_streams_backward
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            # create_graph: the reference's formulas, which torch differentiates. What the node saved without a graph is
-            # computed again from the saved inputs, whose graph is the caller's: no `autograd.grad` here, which would follow it.
+            # create_graph: torch differentiates the reference's formulas. The node saved logits, statistics and c' without a
+            # graph, so they are computed again from the saved inputs. These have the graph of the caller, which a call of
+            # `autograd.grad` here would follow.
             _, _, computed, _, _, logits, stats = eager.add_norm_streams(a)
             found = eager.add_norm_streams_backward(Backward(*a, logits, stats, computed, *outer, mask))
         else:
@@ -73,7 +74,7 @@ class StreamsFunction(torch.autograd.Function):
 
 
 def _sum_rows_to(grad: Tensor, like: Tensor) -> Tensor:
-    """Return the gradient of a coefficient, summed over the tokens if one value serves them all."""
+    """Return the gradient of a coefficient, summed over the tokens if all tokens share its value."""
     rows = tuple(range(grad.dim() - like.dim()))
     return (grad.sum(rows) if rows else grad).to(like.dtype)
 

@@ -41,9 +41,9 @@ def read(streams: Tensor, collapse: Tensor, wide: torch.dtype) -> Tensor:
 
 
 def project(streams: Tensor, weight: Tensor, eps: float, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the logits and 1 / rms.
+    """Return the logits and 1 / rms of each token.
 
-    The logits are `weight` times the RMS-normalized concatenation of the streams, normalized after the product.
+    The logits are `weight` times the RMS-normalized concatenation of the streams. The division by the rms is after the product.
     """
     flat = streams.to(wide).flatten(-2)
     scale = torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
@@ -53,7 +53,10 @@ def project(streams: Tensor, weight: Tensor, eps: float, wide: torch.dtype) -> t
 def project_each(
     streams: Tensor, weight: Tensor, added: Tensor, eps: float, wide: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return N(X_j) φᵀ + `added` for each stream, `(*, n, n + 2)`, where N has no parameters, and mean and rstd."""
+    """Return the logits N(X_j) φᵀ + `added` of each stream, `(*, n, n + 2)`, and the mean and rstd of each stream.
+
+    N is a LayerNorm without parameters.
+    """
     x = streams.to(wide)
     mean, rstd = reference.statistics(x, "layer", eps)
     return F.linear((x - mean) * rstd, weight.to(wide), added.to(wide)), torch.cat([mean, rstd], -1)  # type: ignore[list-item]  # a LayerNorm has a mean

@@ -16,7 +16,7 @@ from addnorm.ops.streams.kinds import GATE_KINDS, sizes_of
 
 
 def gradients(a: Any, wide: torch.dtype) -> dict[str, Tensor | None]:
-    """Return every gradient by name from the arguments of the backward by name; those of A, b and c for each token."""
+    """Return all gradients by name for the arguments of the backward operator; A, b and c have one for each token."""
     streams, branch, mix, inject = a.streams, a.branch, a.mix, a.inject
     new = streams
     if branch is not None:
@@ -74,7 +74,7 @@ def gradients(a: Any, wide: torch.dtype) -> dict[str, Tensor | None]:
 def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the gradients of the gates' arguments α z + β (for kind hyper, of the coefficients), and of the logits z.
 
-    The logits have the shape that `formula.gates` takes.
+    The gradient of the logits has the shape of the logits that `formula.gates` takes.
     """
     kind, logits, scale = a.kind, a.logits.to(wide), a.scale.to(wide)
     n = a.streams.shape[-2]

@@ -1,4 +1,4 @@
-"""The kinds of gates, as numbers of the schema, and the sizes of what each computes."""
+"""The kinds of gates, each with its number in the schema, and the sizes of the parameters and results of each kind."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Sizes(NamedTuple):
     """Sizes of one kind of gates.
 
     Attributes:
-        logits: rows of `project`; each gives one logit for a token.
+        logits: logits of a token: one for each row of `project`, for "hyper" one for each row and stream.
         scales: elements of `scale`.
         base: elements of `base`.
         mix, inject: whether A and b are computed.
-        stats: saved statistics of the streams' norm.
+        stats: saved statistics of the streams' norm, for each token.
     """
 
     logits: int

@@ -69,7 +69,7 @@ def fake_forward(a: Any) -> tuple[Tensor, ...]:
 
 
 def gradient_shape(a: Any, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return the shape and dtype of a gradient of the backward; A, b and c have one for each token."""
+    """Return the shape and dtype of a gradient of the backward; those of A, b and c have a value for each token."""
     *rows, n, d = a.streams.shape
     per_token = {"mix": (n, n), "inject": (n,), "collapse": (n, d) if is_per_feature(a) else (n,)}
     if name in per_token:
@@ -78,7 +78,7 @@ def gradient_shape(a: Any, name: str) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def is_per_feature(a: Any) -> bool:
-    """Return whether `collapse`, the weights of the read, has one for each stream and feature, not one for each stream."""
+    """Return whether `collapse` has a weight for each stream and feature, not only one for each stream."""
     return a.collapse is not None and a.collapse.dim() == a.streams.dim()
 
 
@@ -88,7 +88,7 @@ def requested(a: Any) -> set[str]:
 
 
 def fill_gradients(a: Any, grads: Mapping[str, Tensor | None]) -> tuple[Tensor, ...]:
-    """Return the requested gradients in the order of `GRADIENTS`: zeros for those that are None, placeholders for the others."""
+    """Return the gradients in the order of `GRADIENTS`: zeros in place of None, placeholders if not requested."""
     wanted = requested(a)
 
     def fill(name: str) -> Tensor:

@@ -33,7 +33,7 @@ def _has_rows(name: str, t: Tensor, rows: int) -> bool:
 
 
 def _run(op: Any, a: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Return the outputs of the operator on the parts that this process has."""
+    """Return the outputs of the operator as DTensors, computed from the local tensors of this process."""
     tensors = {name: t for name, t in a.items() if isinstance(t, Tensor)}
     mesh, shape = find_mesh(tensors), tensors["streams"].shape[:-2]
     with_rows = [name for name in _TAILS if name in tensors and _has_rows(name, tensors[name], len(shape))]

@@ -1,4 +1,4 @@
-"""Checks of the arguments of the operators of n streams: one sentence with argument, value, expectation and remedy."""
+"""Checks of the arguments of the operators of n streams; an error names argument, value, expectation and remedy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check(a: Any) -> None:
 
 
 def backward_shapes(a: Any) -> dict[str, Shape]:
-    """Return the shapes of the saved tensors and of the outputs' gradients, for those that a call has."""
+    """Return by name the shapes of those saved tensors and gradients of outputs that a call has."""
     *rows, n, d = a.streams.shape
     has_gates, sizes = a.kind != GATE_KINDS["given"], sizes_of(a.kind, n)
     tails: dict[str, Shape] = {"dnew": (n, d)}
@@ -106,5 +106,8 @@ def _check_shape(a: Any, name: str, allowed: list[Shape], remedy: str, owner: st
 
 
 def _has_shape(t: Tensor, shape: Shape) -> bool:
-    """Return whether a tensor has a shape; sizes are compared only if there are as many, since a comparison guards a trace."""
+    """Return whether a tensor has a shape.
+
+    Sizes are compared only if the number of dimensions is right, since each comparison becomes a guard in a trace.
+    """
     return t.dim() == len(shape) and all(own == size for own, size in zip(t.shape, shape, strict=True))
