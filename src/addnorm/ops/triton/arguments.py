@@ -30,14 +30,17 @@ def is_parameter(t: Tensor | None, residual: Tensor, scalar: bool = False) -> bo
 
 
 def to_contiguous(t: Tensor | None) -> Tensor | None:
-    """Return a parameter that is contiguous and aligned to 16 bytes: itself or a copy."""
+    """Return a parameter if it is contiguous and aligned to 16 bytes, else such a copy.
+
+    None and 0-d tensors are returned unchanged.
+    """
     if t is None or t.dim() == 0 or (t.is_contiguous() and aligned(t)):
         return t
     return t.clone(memory_format=torch.contiguous_format)
 
 
 def to_rows(t: Tensor | None, d: int) -> tuple[Tensor | None, int | None]:
-    """Return a tensor as rows of d, and their stride, None where it is d.
+    """Return a tensor as rows of d elements, and the stride of the rows, which is None if it equals d.
 
     The compiler's assumption about the alignment of the rows decides how many elements a thread takes at once, and so the order
     of the sums. Rows are read in place if this assumption is the same as for contiguous rows, else copied.

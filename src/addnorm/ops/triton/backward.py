@@ -26,7 +26,7 @@ from addnorm.ops.triton.tiles import (
 
 @triton.jit
 def load_normalized(dy, z, stats, dy_stride, z_stride, row, cols, rows, D, ACC):
-    """Return dy, x_hat and rstd of a tile; zero beyond the row and beyond the last row."""
+    """Return dy, x_hat and rstd of a tile; elements beyond the end of a row or beyond the last row are zero."""
     mask = (row < rows) & (cols < D)
     grad = tl.load(dy + row_offsets(row, dy_stride, D) + cols, mask=mask, other=0.0).to(ACC)
     z = tl.load(z + row_offsets(row, z_stride, D) + cols, mask=mask, other=0.0).to(ACC)
@@ -68,7 +68,7 @@ def means_kernel(
 
 @triton.jit
 def store_sum(partials, tile, cols, PLACE, SUMS, STEP, D):
-    """Store the sum of a chunk: one per feature (STEP 1), or one number per program (STEP 0)."""
+    """Store the sums of a chunk of rows: one for each feature (STEP 1), or one number for each program (STEP 0)."""
     row_sums = partials + (tl.program_id(0).to(tl.int64) * SUMS + PLACE) * D
     row = tl.sum(tile, 0, keep_dims=True)
     if STEP == 0:
@@ -88,7 +88,9 @@ def backward_kernel(
     RESIDUAL_STEP: tl.constexpr, LAYER_STEP: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
     STEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute `chunk` rows per program, BLOCK_ROWS at a time. WEIGHT to BRANCH_BIAS are the indices of the sums or None.
+    """Write the gradients of `chunk` rows per program, BLOCK_ROWS at a time, and their sums over these rows.
+
+    WEIGHT to BRANCH_BIAS are the indices of the sums in `partials`, None for a sum that is not requested.
 
     dz_total = dz + rstd * (g - mean(g) - x_hat * mean(g * x_hat)), g = dy * weight; RMSNorm has no mean(g).
     """
@@ -180,7 +182,7 @@ def column_sums(
     partials, cols, programs, PLACE, SUMS, WIDTH, D,
     ACC, BLOCK_P, BLOCK_C,
 ):  # fmt: skip
-    """Return the sum over the programs of some columns, `(1, BLOCK_C)`."""
+    """Return the sums over all programs of the columns `cols`, `(1, BLOCK_C)`."""
     total = tl.zeros((BLOCK_P, BLOCK_C), ACC)
     for begin in range(0, programs, BLOCK_P):
         program = (begin + tl.arange(0, BLOCK_P)[:, None]).to(tl.int64)
@@ -217,7 +219,7 @@ def finalize_kernel(
     LAYER_SCALE: tl.constexpr, BRANCH_BIAS: tl.constexpr, SUMS: tl.constexpr, RESIDUAL_STEP: tl.constexpr,
     LAYER_STEP: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of all parameters from the partial sums of `backward_kernel`: a row of programs for each."""
+    """Sum the partial sums of `backward_kernel` to gradients; each parameter has its own row of the program grid."""
     finalize_parameter(partials, weight, programs, WEIGHT, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)
     finalize_parameter(partials, bias, programs, BIAS, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)
     finalize_parameter(

@@ -1,4 +1,4 @@
-"""The forward kernel: z of residual and branch, y of z.
+"""The forward kernel: it computes z from residual and branch, and y from z.
 
 A row of up to `plan.FORWARD_ROW` elements stays in registers from the first read to the last write. A longer row is read tile
 by tile: first for z and the moments, then again (z if it was stored, else its summands) for y.
@@ -33,7 +33,7 @@ def load_sum(
     D, ADD, Z, RESIDUAL_STEP, LAYER_STEP,
     BLOCK_D,
 ):  # fmt: skip
-    """Return residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias), rounded to Z."""
+    """Return residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias), in the dtype Z."""
     cols = first + tl.arange(0, BLOCK_D)[None, :]
     mask = (row < rows) & (cols < D)
     z = tl.load(residual + residual_at + cols, mask=mask, other=0.0).to(ADD)
@@ -49,7 +49,7 @@ def load_sum(
 
 @triton.jit
 def normalize(x, mean, rstd, weight, bias, weight_offset, cols, D, X_HAT, ACC):
-    """Return (x - mean) * rstd * (weight + weight_offset) + bias; the first product is rounded to X_HAT."""
+    """Return (x - mean) * rstd * (weight + weight_offset) + bias; X_HAT is the dtype of the first product, or None."""
     y = (x - mean) * rstd
     if X_HAT is not None:
         y = round_to(y, X_HAT).to(ACC)

@@ -39,7 +39,7 @@ def _places(grad_mask: int) -> tuple[int | None, ...]:
 
 
 def _is_supported(a: Any) -> bool:
-    """Return whether the kernels support these arguments, without the options."""
+    """Return whether the kernels support the arguments other than the options, which `kernel_options` checks."""
     z = a.z
     if z.dtype not in DTYPES or z.numel() == 0 or z.shape[-1] > plan.MAX_ROW:
         return False

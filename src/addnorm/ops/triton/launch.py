@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-ALIGNED = 16  # bytes of an address, and elements of a stride, that Triton's compiler distinguishes
+ALIGNED = 16  # Triton's compiler distinguishes addresses (in bytes) and strides (in elements) that are multiples of it
 # AMD's compiler distinguishes more properties of an argument.
 _CUDA = torch.version.hip is None
 _compiled: dict[tuple[Any, ...], Any] = {}

@@ -72,7 +72,7 @@ def _write(
 
 
 def add_norm_forward(a: Any) -> tuple[Tensor, ...]:
-    """Return, for any options, the first `outputs` of y, z and the statistics, and placeholders for the others."""
+    """Return y, z and the statistics for any options; those after the first `outputs` are empty placeholders."""
     add, outputs = _options(a), outputs_of(a)
     z_dtype = a.residual.dtype if a.branch is None else a.residual_dtype or a.residual.dtype
     if add is None or any(output is not None and output[1] not in DTYPES for output in (*outputs, ((), z_dtype))):

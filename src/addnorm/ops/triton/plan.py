@@ -23,12 +23,12 @@ READ_ONCE_BYTES = 16 * 1024
 READ_TWICE_BYTES = 32 * 1024
 READ_STEPS = 8  # steps in which the first of two readings reads a row
 BACKWARD_TILE = 2048
-FEW_SUMS = 2  # weight and bias; with more sums, rows are half as long
+FEW_SUMS = 2  # weight and bias; with more sums, the two limits in bytes above are halved
 THREAD_ELEMENTS = 16  # elements of a tile per thread: two loads of 16 bytes in 16-bit dtypes
-SUM_ELEMENTS = 32  # the same where whole rows have few sums: fewer threads, so more programs at a time
-FEW_ROWS_BLOCK = 512  # elements of a row from which they do: the statistics of many short rows take registers too
+SUM_ELEMENTS = 32  # the same in a backward of whole rows with few sums: fewer threads, so more programs at a time
+FEW_ROWS_BLOCK = 512  # smallest tile width for SUM_ELEMENTS: the statistics of many short rows take registers too
 MIN_TILE = 2048  # minimum elements of a program of the forward at a time: enough loads in flight
-SUM_TILE = 1024  # the same of the backward, which fetches the next rows while it computes
+SUM_TILE = 1024  # the same for a program of the backward, which fetches the next rows while it computes
 MAX_WARPS = 16  # 32 for the longest rows that stay in registers
 MULTIPROCESSORS = 132
 # Maximum elements of all programs of a backward together: each writes a row of sums, which is read again.
@@ -71,7 +71,7 @@ def forward(d: int) -> Tile:
 
 
 class Cut(NamedTuple):
-    """How the rows and features of a backward are divided among Triton programs."""
+    """Division of the rows and features of a backward among Triton programs."""
 
     tile: Tile
     step: int  # elements of a row at a time for its means: all of the tile if it is read once
@@ -82,7 +82,7 @@ class Cut(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def backward(rows: int, d: int, sums: int, itemsize: int) -> Cut:
-    """Return the distribution of a backward, with bounds on the number of programs and on the chains of additions.
+    """Return how a backward is divided among programs, within bounds on their number and on the chains of additions.
 
     Args:
         rows: rows of all programs together.

@@ -50,7 +50,7 @@ def row_mean(tile, D, ACC):
 
 @triton.jit
 def row_rstd(var, eps, ACC):
-    """Return 1 / sqrt(var + eps), correctly rounded except the sum: the hardware's rsqrt has an error of two units."""
+    """Return 1 / sqrt(var + eps) with root and quotient correctly rounded; the hardware's rsqrt is off by two units."""
     root = tl.sqrt(var + eps) if tl.float64 == ACC else tl.sqrt_rn(var + eps)
     return divide(tl.full((1, 1), 1.0, ACC), root, ACC)
 
@@ -107,7 +107,10 @@ def apply_branch_scale(value, row_scale, layer_scale, factor, row, cols, rows, S
 
 @triton.jit
 def keep_mask(row, first, seed, threshold, offset, D, BLOCK_D):
-    """Return the elements that dropout keeps: word `i & 3` of Philox block `(i >> 2) + offset` reaches the threshold."""
+    """Return the mask of the elements that dropout keeps.
+
+    Element i is kept if word `i & 3` of Philox block `(i >> 2) + offset` reaches the threshold.
+    """
     BLOCK_ROWS: tl.constexpr = row.shape[0]
     if D % 4 == 0:  # every row begins with a block: all four words of it are used
         block = row * (D // 4) + first // 4 + tl.arange(0, BLOCK_D // 4)[None, :] + offset

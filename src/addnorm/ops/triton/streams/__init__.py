@@ -1,1 +1,1 @@
-"""The Triton kernels of n streams: `forward.py`, `backward.py`, what these share, and their launches in `operators.py`."""
+"""Triton kernels of n streams: `forward.py`, `backward.py`, `coefficients.py` for both; `operators.py` calls them."""

@@ -1,7 +1,7 @@
 """The backward kernels of n streams. X' is in memory: `write_kernel` has computed it again.
 
     read_backward_kernel      the norm of the read: du, the gradient of c X', that of c, and sums for weight and bias
-    gates_backward_kernel     from the gradients of c', b' and A': those of the sums before the gates, and factors of φ
+    gates_backward_kernel     from the gradients of c', b' and A': those of the gates' arguments α z + β, and factors of φ
     write_backward_kernel     the gradient of X' in chunks of features, and from it those of X, w, A and b
     project_backward_kernel   the gradient of φ
 
@@ -43,7 +43,10 @@ def read_backward_kernel(
     N: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr, COLLAPSE_WIDTH: tl.constexpr, PER_FEATURE: tl.constexpr,
     STATS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Compute `chunk` tokens per program, BLOCK_ROWS at a time; `partials` has sums for weight and bias, `(programs, 2, D)`."""
+    """Write the gradients of c X' and c for `chunk` tokens per program, BLOCK_ROWS at a time.
+
+    `du` is the gradient of c X'. `partials` receives the sums for weight and bias, `(programs, 2, D)`.
+    """
     cols = tl.arange(0, BLOCK_D)[None, :]
     gamma = load_weight(weight, None, cols, D, tl.float32)
     weight_sum = tl.zeros((BLOCK_ROWS, BLOCK_D), tl.float32)
@@ -119,7 +122,7 @@ def sigmoid_gate_backward(grad, logits, base, scale, rstd, dpre, factors, token,
 
 @triton.jit
 def division_backward(grad, iterates, step, token, rows, eps, AXIS, N, BLOCK_N):
-    """Return the gradient of `iterates[step]`, a matrix, from that of the matrix divided by its sums along an axis."""
+    """Return the gradient of the matrix `iterates[step]` from `grad`, that of the matrix over its sums along AXIS."""
     before = load_matrix(iterates, token, rows, step * rows * N * N, N * N, N, 1, N, BLOCK_N)
     matrix, total = normalize_matrix(before, eps, AXIS, N, BLOCK_N)
     return tl.div_rn(grad - tl.sum(grad * matrix, AXIS, keep_dims=True), tl.broadcast_to(total, grad.shape))
@@ -234,7 +237,7 @@ def write_backward_kernel(
     COLLAPSE_WIDTH: tl.constexpr, PER_FEATURE: tl.constexpr, LOGITS: tl.constexpr, STATS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of X, w, A and b of BLOCK_T tokens per program; A and b have one for each token."""
+    """Write the gradients of X, w, A and b for BLOCK_T tokens per program; A and b have a gradient for each token."""
     block = tl.program_id(0).to(tl.int64) * BLOCK_T
     token = block + tl.arange(0, BLOCK_T)
     column = tl.arange(0, BLOCK_N)[None, None, :]

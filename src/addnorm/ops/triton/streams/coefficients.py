@@ -11,7 +11,7 @@ import triton.language as tl
 
 from addnorm.ops.triton.tiles import divide
 
-GIVEN, MANIFOLD, INDEPENDENT, GATES, HYPER = (tl.constexpr(kind) for kind in range(5))  # KINDS in ops/streams/kinds.py
+GIVEN, MANIFOLD, INDEPENDENT, GATES, HYPER = (tl.constexpr(kind) for kind in range(5))  # GATE_KINDS in streams/kinds.py
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def store_gates(gates, value, token, rows, begin, WIDTH, EACH, N, BLOCK_N):
 
 @triton.jit
 def load_constants(base, N, BLOCK_N):
-    """Return a number for each stream, `(1, BLOCK_N)`."""
+    """Return the numbers that all tokens share, one for each stream, `(1, BLOCK_N)`."""
     stream = tl.arange(0, BLOCK_N)[None, :]
     return tl.load(base + stream, mask=stream < N, other=0.0).to(tl.float32)
 
@@ -61,14 +61,14 @@ def matrix_offsets(token, rows, begin, WIDTH, ROW, COLUMN, N, BLOCK_N):
 
 @triton.jit
 def load_matrix(matrix, token, rows, begin, WIDTH, ROW, COLUMN, N, BLOCK_N):
-    """Return `(BLOCK_T, BLOCK_N, BLOCK_N)` numbers."""
+    """Return a matrix for each token, `(BLOCK_T, BLOCK_N, BLOCK_N)`, from the offsets of `matrix_offsets`."""
     at, mask = matrix_offsets(token, rows, begin, WIDTH, ROW, COLUMN, N, BLOCK_N)
     return tl.load(matrix + at, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store_matrix(matrix, value, token, rows, begin, WIDTH, ROW, COLUMN, N, BLOCK_N):
-    """Store the numbers that `load_matrix` returns."""
+    """Store `value`, a matrix for each token, where `load_matrix` loads from."""
     at, mask = matrix_offsets(token, rows, begin, WIDTH, ROW, COLUMN, N, BLOCK_N)
     tl.store(matrix + at, value, mask=mask)
 
@@ -106,7 +106,7 @@ def normalize_columns(logits, N, BLOCK_N):
 
 @triton.jit
 def normalize_matrix(matrix, eps, AXIS, N, BLOCK_N):
-    """Return a matrix divided by its sums along an axis plus eps, and the sums."""
+    """Return a matrix divided by its sums along AXIS, to which eps is added, and these sums."""
     total = tl.sum(matrix, AXIS, keep_dims=True) + eps
     if AXIS == 2:
         total = tl.where(tl.arange(0, BLOCK_N)[None, :, None] < N, total, 1.0)

@@ -38,7 +38,7 @@ def load_new_streams(
     N, D, MIX_WIDTH, INJECT_WIDTH, BLOCK_N,
     BLOCK_D,
 ):  # fmt: skip
-    """Return A X + b w, not rounded, or X without a branch. A width of 0 is one coefficient for all tokens."""
+    """Return A X + b w, not rounded, or X without a branch; with a width of 0 all tokens share the coefficients."""
     at, mask = stream_offsets(token, first, rows, N, D, BLOCK_N, BLOCK_D)
     if branch is None:
         return tl.load(streams + at, mask=mask, other=0.0).to(tl.float32)
@@ -71,7 +71,10 @@ def load_project(
 
 @triton.jit
 def add_compensated(total, lost, term):
-    """Return total + term, and what its rounding lost: a product over all features is a long chain of additions."""
+    """Return total + term - lost, and the rounding error of this addition, which is the next `lost`.
+
+    It is Kahan's compensated sum: a product over all features is a long chain of additions.
+    """
     term -= lost
     sum_ = total + term
     return sum_, (sum_ - total) - term

@@ -1,4 +1,4 @@
-"""The operators of n streams by the Triton kernels: checks, allocation, launch. Other arguments go to the reference."""
+"""The operators of n streams by the Triton kernels: checks, allocation, launch. Other calls go to the reference."""
 
 from __future__ import annotations
 
@@ -79,22 +79,22 @@ class Call:
 
     @property
     def blocks(self) -> tuple[int, int, int]:
-        """The grid of these kernels."""
+        """The grid of the kernels that process BLOCK_TOKENS tokens per program."""
         return -(-self.rows // BLOCK_TOKENS), 1, 1
 
     def width(self, name: str, size: int) -> int:
-        """Return the elements between the coefficients of two tokens, 0 if one serves all."""
+        """Return the distance in elements between two tokens' coefficients: `size`, or 0 if all tokens share them."""
         t = getattr(self.a, name)
         own = 2 if name == "mix" else 1
         return 0 if t is None or t.dim() == own else size
 
     @property
     def widths(self) -> tuple[int, int]:
-        """The elements of A and of b between two tokens (`width`)."""
+        """The distances between two tokens in A and in b, as `width` returns them."""
         return self.width("mix", self.n * self.n), self.width("inject", self.n)
 
     def empty(self, *tail: int, dtype: torch.dtype = f32) -> Tensor:
-        """Return an empty tensor with a value for each token."""
+        """Return an uninitialized tensor of shape `(*, *tail)`: `tail` is the shape for each token."""
         return self.streams.new_empty((*self.shape, *tail), dtype=dtype)
 
     def write(self, new: Tensor | None, outputs: tuple[Tensor | None, ...] = (None,) * 5, kind: int = 0) -> None:
@@ -110,7 +110,7 @@ class Call:
 
 
 def _is_supported(a: Any) -> bool:
-    """Return whether the kernels compute a call whose arguments are valid."""
+    """Return whether the kernels support a call; its arguments must be valid."""
     tensors = [t for t in a if isinstance(t, Tensor)]
     return (
         a.norm in KERNEL_NORMS
@@ -155,7 +155,7 @@ def add_norm_streams_backward(a: Any) -> tuple[Tensor, ...]:
 
 
 def _compute(call: Call, wanted: set[str]) -> dict[str, Tensor]:
-    """Return the requested gradients that are not zero."""
+    """Return the requested gradients by name, without those that are zero."""
     a, n, d, kind, rows = call.a, call.n, call.d, call.kind, call.rows
     results: dict[str, Tensor] = {}
     new = call.streams
@@ -203,7 +203,10 @@ def _compute(call: Call, wanted: set[str]) -> dict[str, Tensor]:
 def _read_backward(
     call: Call, new: Tensor, used: Tensor, width: int, du: Tensor, found: Tensor | None, wanted: set[str]
 ) -> dict[str, Tensor]:
-    """Compute du and the gradient of c; return the gradients of weight and bias."""
+    """Launch the backward kernel of the read, which writes du and `found`, and return the gradients of weight and bias.
+
+    `found` is the gradient of c, or None if it is not requested.
+    """
     a, d, rows, norm = call.a, call.d, call.rows, call.a.norm
     tile = plan.forward(d)
     programs = max(plan.MIN_PROGRAMS, plan.BACKWARD_ELEMENTS // (tile.rows * tile.d))
@@ -227,10 +230,10 @@ def _read_backward(
 
 
 def _gates_backward(call: Call, dread_collapse: Tensor | None, factors: Tensor, offsets: Tensor) -> Tensor:
-    """Launch the backward of the gates.
+    """Launch the backward kernel of the gates and return the gradient of their arguments α z + β.
 
-    It fills `factors` and `offsets`, from which the gradient of X' is computed, and returns the gradient of the gates' arguments
-    (hyper: of the coefficients).
+    z are the logits. For hyper it is the gradient of the coefficients β + α tanh(z). The kernel also fills `factors` and
+    `offsets`, from which `write_backward_kernel` computes the gates' part of the gradient of X'.
     """
     a, n, kind = call.a, call.n, call.kind
     pre = torch.empty_like(factors)
@@ -252,7 +255,7 @@ def _gates_backward(call: Call, dread_collapse: Tensor | None, factors: Tensor, 
 
 
 def _project_backward(call: Call, new: Tensor, factors: Tensor) -> Tensor:
-    """Return the gradient of φ, from fixed chunks of tokens."""
+    """Return the gradient of φ, summed over fixed chunks of tokens."""
     project, block, rows = call.a.project, call.block, call.rows
     programs = min(-(-rows // PROJECT_TOKENS), PROJECT_PROGRAMS)
     chunk = -(-rows // (programs * BLOCK_TOKENS)) * BLOCK_TOKENS
