@@ -1,9 +1,9 @@
 """Axes of the values of a boundary of n streams, followed backward from its results to the tensors that are multiplied.
 
-A view, a broadcast, a product, a sum over an axis and a product of matrices state which axis of the result each dimension of an
+Views, broadcasts, products, sums over an axis and products of matrices determine which axis of the result each dimension of an
 operand holds. So matmul, einsum and broadcast sums are one formula, whatever the order of the dimensions. A result is a sum of
-terms, and a term is a number times one or two factors. So subtractions, addcmul, baddbmm and one matrix for joined tensors are
-the same formula too.
+terms, and a term is a number times one or two factors. So subtractions, addcmul, baddbmm and the product of one matrix with
+joined tensors are the same formula too.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Operand(NamedTuple):
 
     Attributes:
         node: its node.
-        axes: the axis that each dimension holds; None for a dimension of size 1, or of which one place is read.
-        cuts: for each dimension the first place and the number of places that are read; None for all.
-        number: factor of the tensor.
+        axes: the axis that each dimension holds; None for a dimension of size 1, or of which only one index is read.
+        cuts: for each dimension the first index and the number of indices that are read; None: all are read.
+        number: number by which the tensor is multiplied.
     """
 
     node: fx.Node
@@ -50,12 +50,12 @@ class Operand(NamedTuple):
         return {axis for axis in self.axes if axis is not None}
 
     def rename(self, names: dict[int, int]) -> Operand:
-        """Return the operand with other numbers of its axes."""
+        """Return the operand with its axes renumbered by `names`: old number -> new number."""
         return self._replace(axes=tuple(None if axis is None else names[axis] for axis in self.axes))
 
 
 class Axes:
-    """The axes of one boundary, by number.
+    """Axes of the tensors of one boundary, identified by numbers.
 
     Attributes:
         sizes: the size of each axis.
@@ -69,7 +69,7 @@ class Axes:
         self._eps = 0.0  # of the result's dtype
 
     def start(self, value: Value) -> tuple[list[int], Dims]:
-        """Return a new axis for each dimension of a result, and the axes of each of its dimensions: none for one of size 1."""
+        """Return a new axis for each dimension of a result, and its `Dims`, where a dimension of size 1 has no axis."""
         dims, self._eps = self._roots.start(value.shape), torch.finfo(value.tensor.dtype).eps
         if value in self.traced.nodes:
             sizes = example_value(self.traced.nodes[value]).shape
@@ -77,7 +77,7 @@ class Axes:
         return [dim[0].root for dim in dims], tuple(dim if dim[0].size > 1 else () for dim in dims)
 
     def terms(self, value: Value, dims: Dims) -> list[Term]:
-        """Return the terms of the sum that `value` is, or is a view of.
+        """Return the terms whose sum is `value`, up to views.
 
         A sum is an add, or a product of matrices with joined tensors; any other value is one term.
         """
@@ -99,7 +99,7 @@ class Axes:
         return product._replace(number=number * product.number)
 
     def product(self, value: Value, dims: Dims) -> Term:
-        """Return the one or two factors of whose product, perhaps summed over an axis, `value` is a view."""
+        """Return `value`, up to views, as a term: a number times one or two factors, perhaps summed over an axis."""
         whole = Term(1.0, [(value, dims)])
         value, dims, number = self._skip(value, dims, through_cuts=True)
         op = value.op
@@ -134,7 +134,7 @@ class Axes:
         return [(arg, before_broadcast(dims, value, arg)) for arg in op.args]
 
     def _split(self, term: Term) -> list[Term]:
-        """Return the two terms of a sum over an axis along which a factor is a join of two tensors, or the term itself."""
+        """Return a term as one or two: as two if it sums over an axis along which one factor joins two tensors."""
         for factor, other in (term.factors, term.factors[::-1]) if len(term.factors) == 2 else ():
             value, dims, number = self._skip(*factor)
             op = value.op
@@ -159,7 +159,7 @@ class Axes:
     def _skip(
         self, value: Value, dims: Dims, through_cuts: bool = False, through_numbers: bool = True
     ) -> tuple[Value, Dims, float]:
-        """Follow views, casts and products with a number back to their source; return it, its dimensions and the factor.
+        """Follow views, casts and products with a number back; return their source, its dimensions and the factor.
 
         A cast to fewer digits than the result has is not skipped.
         """
@@ -193,9 +193,10 @@ class Axes:
         return (*dims[:at], root, *dims[at + (op.name == "slice") :])
 
     def operand(self, value: Value, dims: Dims, stop: Container[Value] = (), expands: bool = False) -> Operand | None:
-        """Return the earliest node whose tensor has the value's numbers, one axis in a dimension; None if there is none.
+        """Return the earliest node whose tensor has the elements of `value`, with at most one axis in each dimension.
 
-        A cast is skipped only if it is exact. Values in `stop` are not skipped, and expansions only if `expands`.
+        Return None if there is no such node. A cast is skipped only if it is exact. Values in `stop` are not skipped, and
+        expansions are skipped only with `expands`.
         """
         found = None
         while True:
@@ -203,7 +204,7 @@ class Axes:
             if node is not None and isinstance(example_value(node), Tensor):
                 own = self._read(node, dims)
                 if own is not None and found is not None and own.held != found.held and not expands:
-                    return found  # an axis arises here, as in copies of the embedding
+                    return found  # an expansion adds an axis here, as in copies of the embedding
                 found = own or found
             op = value.op
             if value in stop or op is None or not op.inputs or is_in_place(op) or _narrows(op):
@@ -221,10 +222,10 @@ class Axes:
                 return None
             root = dim[0].root if dim else None
             if root is not None and self._exprs.setdefault(root, size_expr(size)) != size_expr(size):
-                return None  # equal in this call only
+                return None  # the sizes are equal in this call only
             after, *cut = self._cuts.get(root, (root,))  # type: ignore[arg-type]  # None is no cut
             if cut and not (isinstance(size, int) and (after is None or self.is_static(after))):
-                return None  # its place is that of this call only
+                return None  # the cut may begin elsewhere in other calls
             axes.append(after)
             cuts.append((cut[0], cut[1]) if cut else None)
         return Operand(node, tuple(axes), tuple(cuts))
@@ -261,7 +262,7 @@ def _narrows(op: Op, eps: float = 0.0) -> bool:
 
 
 def _number_of(op: Op) -> float | None:
-    """Return the number of Python by which an operator multiplies a tensor, 1 where it adds zero; None for other operators."""
+    """Return the constant by which an operator multiplies a tensor, 1 if it adds zero; None for other operators."""
     if is_view(op) and "view" not in op.traits:
         return 1.0
     product = match_factor(op) if len(op.inputs) == 1 else None

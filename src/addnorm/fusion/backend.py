@@ -50,7 +50,7 @@ CAPTURED_ANEW = (
     "list"
 )
 PLACE = attrgetter("add", "norm", "kind")
-CALLS = 3  # until the graphs of earlier calls are used: a number that changes between calls is captured once more
+CALLS = 3  # an earlier graph must be reused within these: a number that changes between calls causes one more capture
 
 
 def backend(
@@ -80,7 +80,7 @@ def backend(
 
 
 def warn_of_failures(differences: Sequence[Difference]) -> None:
-    """Warn of a graph that stays as it was, because a fused call failed its proof."""
+    """Warn that a graph stays as it was, if one of the differences of its fused calls exceeds the tolerance."""
     most = worst(differences)
     if most is not None and not most.holds:
         warnings.warn(f"a graph is not fused: {most}.", stacklevel=3)
@@ -136,7 +136,7 @@ class FusedGraph(NamedTuple):
         boundaries: all Add & Norms; those that are not fused have a reason.
         differences: of the fused calls from the operators that they replaced, as `prove_calls` returns them.
         matches: the Add & Norms as nodes of the graph before it was rewritten, without those of activation checkpoints.
-        flow: its data flow before.
+        flow: the data flow of the graph before it was rewritten.
     """
 
     boundaries: list[Boundary]
@@ -188,7 +188,7 @@ def fuse_graph(graph: fx.GraphModule, path_of: PathOf | None = None, kinds: Sequ
 
 
 def _rewrite(traced: TracedGraph, matches: Sequence[Match]) -> tuple[Rewrite | None, list[Difference]]:
-    """Return a copy of a graph with its fused calls, None if there are none, and the proof of each call."""
+    """Return a copy of a graph with its fused calls, or None if nothing can be fused, and the proof of each call."""
     fusable = [match for match in matches if match.reason is None]
     if not fusable:
         return None, []
@@ -198,7 +198,7 @@ def _rewrite(traced: TracedGraph, matches: Sequence[Match]) -> tuple[Rewrite | N
             insert_streams_call(rewrite.graph, match, rewrite.current)
         else:
             insert_fused_call(rewrite.graph, match, rewrite.current)
-    # A cast without effect returns y too.
+    # Several nodes may return y, since a cast without effect does too.
     replaced = {rewrite.copies[node] for match in fusable for node in match.nodes}
     erase_unused(rewrite.graph, replaced)
     try:
@@ -222,8 +222,8 @@ class ModelBackend:
 
     Attributes:
         inductor: whether graphs go to Inductor.
-        runs: the Add & Norms of each graph that ran, of each recorded call of the model.
-        differences: of the fused calls in all graphs from the operators that they replaced.
+        runs: for each recorded call of the model, the Add & Norms of each graph that ran.
+        differences: differences of the fused calls in all graphs from the operators that they replaced.
     """
 
     def __init__(self, model: nn.Module, inductor: bool) -> None:
@@ -278,7 +278,10 @@ class ModelBackend:
         return next((path for path in paths if path is not None), self._root)
 
     def _root_of(self, graph: fx.GraphModule) -> str:
-        """Return the path of the module in whose forward a graph starts: the model's own, or any after a graph break."""
+        """Return the path of the module in whose forward a graph starts: after a graph break perhaps a submodule.
+
+        The path is "" for the model itself, and if no parameter of the graph tells the module.
+        """
         for node in graph.graph.nodes:
             graph_arg = node.meta.get("grapharg") if node.op == "placeholder" else None
             path = self._owner(graph_arg.example) if graph_arg is not None else None
@@ -308,8 +311,8 @@ class ModelBackend:
     def is_reused(self, call: Callable[[], Any], state: StateSnapshot) -> bool:
         """Return whether another call of the fused model runs fused graphs that are captured already.
 
-        The state moves on from call to call, as in use, and is restored after the last. The first call does not count: the
-        graphs were captured with its state.
+        The model's state changes from call to call, as in use, and is restored after the last call. The first call does not
+        count: the graphs were captured with the same state.
         """
         with state.restored():
             call()
@@ -321,7 +324,7 @@ class ModelBackend:
         return False
 
     def measure_share(self, call: Callable[[], Any], state: StateSnapshot) -> float | None:
-        """Return the share of Add & Norm in a forward pass before fusing; None if it is not known, as with checkpoints."""
+        """Return the share of Add & Norm in a forward pass before fusing; None if unknown, as with checkpoints."""
         if self._has_checkpoints or not self._timers:
             return None
         self._is_timing = True

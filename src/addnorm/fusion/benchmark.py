@@ -37,16 +37,16 @@ MIN_SHARE_RUNS, MAX_SHARE_RUNS = 3, 7
 
 @dataclass(frozen=True)
 class Timing(Document):
-    """Times of a call before and after. Both are called once a round, so the two times of a round are a pair.
+    """Times of a call before and after fusing. Both are called once a round, so the two times of a round are a pair.
 
     Attributes:
         before: median in seconds.
         after: median in seconds.
-        rounds: calls of each.
+        rounds: number of rounds.
         before_quartiles: first and third quartile in seconds.
         after_quartiles: first and third quartile in seconds.
-        ratio: how many times as fast it is after: the median of before / after of each round. A machine that becomes slower
-            changes the medians of all rounds, but not the two times of one round.
+        ratio: how many times as fast the call is after fusing: the median over the rounds of before / after. A machine that
+            becomes slower changes the two medians, but hardly the ratio of the two times of one round.
         interval: 95% interval of `ratio`, from the order of the ratios alone (`median_interval`); infinite with fewer than six
             rounds.
     """
@@ -76,7 +76,7 @@ def compare_times(before: Callable[[], Any], after: Callable[[], Any], state: St
     Args:
         before: one call.
         after: the other call.
-        state: what is restored afterwards, with the random states.
+        state: snapshot that is restored afterwards, with the random states.
     """
     samplers = {"before": partial(_time, before), "after": partial(_time, after)}
     with state.restored():
@@ -115,7 +115,7 @@ def _time(call: Callable[[], Any]) -> float:
 
 
 def saved_bytes(call: Callable[[], Any], state: StateSnapshot) -> int:
-    """Return the bytes that autograd saves for backward in a call of a forward.
+    """Return the bytes that autograd saves for backward in one forward call.
 
     Each storage counts once and in full. Storages in the state, of parameters, buffers and arguments, do not count.
     """
@@ -133,7 +133,7 @@ def saved_bytes(call: Callable[[], Any], state: StateSnapshot) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-# Both, before and after.
+# Time and memory, before and after.
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ def measure(
         after: the other callable, with the same arguments.
         args: positional arguments.
         kwargs: keyword arguments.
-        parameters: those whose gradients a training step computes; without any, only inference is measured.
-        state: of the model and the arguments, restored after each measurement.
+        parameters: the parameters whose gradients a training step computes; if there are none, only inference is measured.
+        state: snapshot of the model and the arguments, restored after each measurement.
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # before the measurement adds to it
 
@@ -211,7 +211,7 @@ def measure(
 
 
 class NodeTimer(fx.Interpreter):
-    """Interpreter that times the nodes of a graph of a module, as it was before it was rewritten."""
+    """Interpreter that runs a graph of a module as it was before it was rewritten, and times each node."""
 
     def __init__(self, module: fx.GraphModule, graph: fx.Graph, matches: Iterable[Match]) -> None:
         super().__init__(module, graph=graph)
@@ -222,7 +222,7 @@ class NodeTimer(fx.Interpreter):
         self._shortest: dict[fx.Node, int] = {}  # nanoseconds in the pass where the node took least
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run a node and add its time to its time in this pass. The graph may run several times in a pass."""
+        """Run a node and add the duration to the node's time in this pass, in which the graph may run several times."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         synchronize()
         start = time.perf_counter_ns()
@@ -232,7 +232,7 @@ class NodeTimer(fx.Interpreter):
         return out
 
     def end_pass(self) -> None:
-        """Keep the shortest time of each node."""
+        """End a pass, and keep for each node the shortest time that it took in any pass."""
         for node, nanoseconds in self._current.items():
             self._shortest[node] = min(nanoseconds, self._shortest.get(node, nanoseconds))
         self._current.clear()

@@ -62,10 +62,9 @@ RMS_NORMS = (F.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
 NARROWING = {"float", "half", "bfloat16", "double"}  # methods that cast to a dtype
 UNUSUAL = (1e4, 1e-6, 0.0, 1.0)  # factors of rows, in turn
 UNUSUAL_HALF = (1e2, 1e-4, 0.0, 1.0)  # in float16, whose numbers end at 65504
-CANCELLING = (
-    8.0  # larger round-off in a coefficient's gradient, whose terms cancel: a norm does not depend on their size
-)
-SPECIAL = (math.nan, math.inf, -math.inf, None)  # one element of rows, in turn
+# Factor of the round-off with several streams: terms of a coefficient's gradient cancel, since a norm ignores its input's scale.
+CANCELLING = 8.0
+SPECIAL = (math.nan, math.inf, -math.inf, None)  # put into one element of each row, in turn; None: the row is unchanged
 
 Results = dict[str, Tensor]
 
@@ -149,7 +148,7 @@ class _Replacement:
         return str((sides, leaves, self.names, results, match.norm.kind, match.norm.eps, takes_any_rows(match)))
 
     def _describe(self, leaf: fx.Node) -> Any:
-        """Return all that the values of a leaf depend on."""
+        """Return a description of a leaf: all that decides which values `_fill` returns for it."""
         if leaf.op == "get_attr" and _is_given(leaf):
             value = given_value(self.graph, leaf)
             return (value.dtype, value.tolist()) if isinstance(value, Tensor) else leaf.name
@@ -212,7 +211,7 @@ class _Replacement:
     def _compare_special(
         self, contexts: Sequence[Any], leaves: Mapping[fx.Node, Any]
     ) -> Iterator[tuple[str, Difference]]:
-        """Yield a failure for each result in which NaN and infinities have other places."""
+        """Yield a failure for each result in which NaN or infinities are in other places after fusing."""
         for leaf in {*self.operands}:
             rows = leaves[leaf].detach().clone().reshape(-1, leaves[leaf].shape[-1])
             for k, row in enumerate(rows[:MANY_ROWS]):
@@ -230,7 +229,7 @@ class _Replacement:
     def _scale(self, shape: tuple[int, ...], unusual: bool = False) -> Tensor:
         """Return a factor for each row of the inputs: random, or with `unusual` a fixed cycle of large, small and zero ones."""
         rows, factored = [*shape], (*shape[:-1], 1)
-        if self.streams_dim is not None:  # one factor for all streams of a token: else their sum is that of the largest
+        if self.streams_dim is not None:  # one factor for all streams of a token: else the largest dominates their sum
             rows[self.streams_dim] = 1
         if not unusual:
             return draw_row_factors(torch.Generator().manual_seed(0), rows).expand(factored)
@@ -282,7 +281,7 @@ class _Replacement:
         self, side: _Side, leaves: Mapping[fx.Node, Any], scale: Tensor, apart: bool = False, effects: set[str] | None = None,
         call: Callable[..., Any] = call_node,
     ) -> Results:  # fmt: skip
-        """Return the outputs of one side, and the gradients of the leaves if they are enabled, by name.
+        """Return the outputs of one side by name, and in grad mode the gradients of the leaves.
 
         `effects` receives a text for each leaf that is written, and for each result in the memory of another tensor.
         """
@@ -310,7 +309,8 @@ class _Replacement:
     def _cotangent(self, name: str, output: Tensor, scale: Tensor) -> Tensor:
         """Return a random gradient of an output.
 
-        Multiply that of y by about each row's size, so that rows of all sizes get input gradients of similar size.
+        The gradient of y is multiplied by about the size of each row, so that small and large rows have input gradients of
+        similar size.
         """
         drawn = draw_normal(torch.Generator().manual_seed(len(name)), output.shape)
         is_row = name.startswith("y") and output.shape[:-1] == scale.shape[:-1]
@@ -322,7 +322,7 @@ class _Replacement:
 def _call_in_float64(eps: float | None, node: fx.Node, args: Any, kwargs: Any) -> Any:
     """Call a node with float64 in place of the dtypes to which it casts.
 
-    `eps` is that of an RMSNorm without one, whose eps is that of its input's dtype in the graph.
+    `eps` is for RMSNorm nodes without an eps, whose default depends on the dtype: it is the default for the dtype of the graph.
     """
     args, kwargs = pytree.tree_map(
         lambda value: torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value,

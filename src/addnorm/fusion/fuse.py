@@ -49,7 +49,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
     With n residual streams, the write X' = A X + b w and the read Norm(sum of c_j X'_j) become one call of `add_norm_streams`,
     or two if c is computed from X'.
 
-    A fused model checks at each call that its graphs still fit. `fuse` measures whether it is slower: then it is left as it is.
+    A fused model checks at each call that its graphs still fit. `fuse` measures whether the fused model is slower than before; if
+    it is, the model is left as it was.
 
     The model is changed in place and keeps its class, parameters, buffers, hooks, `state_dict` and `save_pretrained`. It trains,
     and accepts other shapes, masks and caches, as before. The sums of one stream have the same bits as before. Random numbers
@@ -134,7 +135,7 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
 def unfuse(model: nn.Module) -> nn.Module:
     """Restore a fused model to what it was before, and return it.
 
-    A model that `fuse` left as it is is returned as it is.
+    A model that `fuse` did not change is returned unchanged.
 
     Raises:
         ValueError: the model is not fused.
@@ -208,8 +209,8 @@ def _compiled_call(model: nn.Module, backend: ModelBackend) -> Callable[..., Any
     options = {name: value for name, value in OWN_CACHE.items() if name in inspect.signature(torch.compile).parameters}
     compiled: Callable[..., Any] = torch.compile(function, backend=backend, **options)  # type: ignore[call-overload]  # mypy cannot read **options
 
-    # The frontend guards neither the methods of classes nor hooks of all modules. While either is another than now, the model
-    # runs as it is.
+    # The frontend has no guards for the methods of classes, nor for hooks that are registered for all modules. While either
+    # differs from now, the model runs as it was before fusing.
     classes = [cls for cls in {type(module) for module in model.modules()} if hasattr(cls, "forward")]
     forwards, hooks = [*map(FORWARD, classes)], count_global_hooks()
 

@@ -52,7 +52,7 @@ def choose_casting(match: Match, traced: TracedGraph) -> None:
     """Set the casting with which the fused call matches the graph's nodes.
 
     Raises:
-        NotFusableError: there is none.
+        NotFusableError: no casting matches.
     """
     dtype = example_value(match.z[0]).dtype
     is_low = dtype in LOW_PRECISION
@@ -160,7 +160,7 @@ def call_node(node: fx.Node, args: Any, kwargs: Any) -> Any:
 def run_nodes(
     nodes: Iterable[fx.Node], values: dict[fx.Node, Any], call: Callable[[fx.Node, Any, Any], Any] = call_node
 ) -> None:
-    """Run nodes in order; add the result of each to `values`, which has those of all other nodes that they read."""
+    """Run nodes in order; add their results to `values`, which has the values of all other nodes that they read."""
     for node in nodes:
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
         values[node] = call(node, args, kwargs)

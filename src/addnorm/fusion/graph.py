@@ -58,7 +58,7 @@ class TracedGraph:
         return self.values[node].kind if node in self.values else CONSTANT
 
     def nodes_in_memory(self, memory: int, without: Container[fx.Node]) -> list[fx.Node]:
-        """Return the nodes whose tensors are in a storage, except some."""
+        """Return the nodes whose tensors are in the storage with number `memory`, except those in `without`."""
         return [node for node, other in self.memory.items() if other == memory and node not in without]
 
 
@@ -101,7 +101,7 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 
 def _hint(symbol: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
-    """Return the number of a symbol in that call, or any number if it depends on the data."""
+    """Return the number of a symbol in the call that the graph was captured for; any number if it depends on data."""
     if symbol.node.hint is not None:
         return symbol.node.hint
     shapes, expr = symbol.node.shape_env, symbol.node.expr
@@ -123,7 +123,7 @@ def size_expr(size: Any) -> Any:
 
 
 def with_strides(tensor: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return a copy with other strides; it is expanded along dimensions of stride 0."""
+    """Return a copy of a tensor with the strides `stride`; it is expanded along dimensions of stride 0."""
     expanded = [k for k, step in enumerate(stride) if not step and tensor.shape[k] > 1]
     single = tensor
     for k in expanded:
@@ -133,7 +133,7 @@ def with_strides(tensor: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 def layout_of(tensor: Tensor) -> Any:
-    """Return a key of a tensor: symbolic and concrete sizes, strides, dtype, device, requires_grad."""
+    """Return a key by which to compare tensors: symbolic and concrete sizes, strides, dtype, device, requires_grad."""
     sizes = [str(size_expr(size)) for size in tensor.shape]
     size, stride = concrete(tuple(tensor.shape)), concrete(tensor.stride())
     return sizes, size, stride, tensor.dtype, tensor.device, tensor.requires_grad

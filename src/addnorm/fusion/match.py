@@ -56,18 +56,18 @@ class Boundary(Document):
 
     @property
     def writes_streams(self) -> bool:
-        """Whether it has a write of several streams."""
+        """Whether the Add & Norm contains the write of several streams."""
         return self.streams is not None and (self.kind == "none" or not self.remark)
 
     @property
     def is_fused(self) -> bool:
-        """Whether it is one call now."""
+        """Whether the Add & Norm is one call now."""
         return self.reason is None
 
 
 @dataclass(eq=False)
 class Match:
-    """Add & Norm in a graph, as nodes. `pattern` sets the nodes one after the other, until it finds why it cannot be fused.
+    """Add & Norm in a graph, as nodes. `pattern` sets them one after the other, until it finds a reason not to fuse.
 
     Attributes:
         norm: the norm in the data flow.
@@ -150,7 +150,7 @@ class NotFusableError(Exception):
 
 
 def match_sum(norm: Norm) -> Match | None:
-    """Return the `Match` of a norm and the sum that it reads; None if it reads no sum, or if addnorm computed both."""
+    """Return the `Match` of a norm and the sum that it reads; None if it reads no sum, or if addnorm computes both."""
     value = strip_views(norm.x)
     if value.op is None or match_terms(value.op) is None or not value.tensor.is_floating_point():
         return None
@@ -162,7 +162,7 @@ def match_sum(norm: Norm) -> Match | None:
 def surplus(
     boundaries: Iterable[Boundary], known: Iterable[Boundary], key: Callable[[Boundary], Any]
 ) -> list[Boundary]:
-    """Return the boundaries that are not among the known ones, by a key that several may have."""
+    """Return the boundaries beyond the known ones: for each value of `key`, those that outnumber the known ones."""
     count, rest = Counter(map(key, known)), []
     for boundary in boundaries:
         count[key(boundary)] -= 1

@@ -77,7 +77,7 @@ def find_matches(
 
 
 def check_formula(match: Match) -> None:
-    """Check that the operation has the norm's formula."""
+    """Check that the fused call has the formula of the norm."""
     for reason, applies in OTHER_FORMULAS.items():
         if applies(match.norm):
             raise NotFusableError(reason)
@@ -170,7 +170,7 @@ def collect_inner(
 
 
 def sole_cast(value: Value) -> Value | None:
-    """Return the result of a cast of the value, if the cast is its only reader."""
+    """Return the result of a cast of `value`, if the cast is its only reader and to a supported dtype; else None."""
     users = {*value.users}
     op = next(iter(users)) if len(users) == 1 else None
     if op is None or op.name != "_to_copy" or op.outputs[0].tensor.dtype not in FLOAT_DTYPES:
@@ -231,7 +231,7 @@ def _check_add_in_place(match: Match, traced: TracedGraph) -> None:
 
 
 def check_norm_in_place(match: Match, traced: TracedGraph) -> None:
-    """Check that what is written in place inside the match is not read outside."""
+    """Check that memory that a node of the match writes in place is not read outside of the match."""
     inside = {*match.inner, *match.y}
     for writer, memory in in_place_writes(match.inner, traced):
         for node in traced.nodes_in_memory(memory, inside):
@@ -260,7 +260,7 @@ def _check_varying_numbers(match: Match, traced: TracedGraph) -> None:
 
 
 def check_numbers(nodes: Iterable[fx.Node], traced: TracedGraph, width: Any = None) -> None:
-    """Check that no number, such as eps, differs between calls of the graph; `width` may."""
+    """Check that no number, such as eps, may differ between calls of the graph, except for `width`."""
     for node in nodes:
         if all("view" in op.traits for op in traced.ops_of[node]):
             continue
@@ -292,7 +292,7 @@ def in_place_writes(nodes: Iterable[fx.Node], traced: TracedGraph) -> Iterator[t
                 yield from ((node, out.tensor.untyped_storage()._cdata) for out in op.outputs)
 
 
-# Of a norm, in this order, whatever it reads.
+# Those of the functions above that also serve a norm that reads n streams (`streams`), in this order.
 NORM_CHECKS = (
     _find_parameters, _find_norm, _check_contexts, check_norm_in_place, _check_detached, _check_varying_numbers,
 )  # fmt: skip

@@ -83,8 +83,8 @@ def prove(
     touched.
 
     A copy of the model runs in float64 with the same random numbers. Where the model casts to float32, so does the copy; the
-    errors are then differences of two roundings, and of the same size. A tensor that has lost most digits there was computed
-    otherwise (another expert, another mask); its tolerance does not use the copy.
+    errors are then differences of two roundings, and of the same size. If a tensor agrees with the copy's in few digits, the copy
+    has computed something else (another expert, another mask); the tolerance of this tensor does not use the copy.
 
     An ill-conditioned element, such as one of a feature that is a hundred times the others, may by chance have a small error. So
     before a proof fails, the errors are drawn again with parameters that are moved a little, and the largest counts. The model
@@ -153,7 +153,7 @@ def _errors(results: RunResult, exact: RunResult) -> Errors:
 def _differences(
     baseline: _Baseline, fused: Sequence[RunResult], errors: Sequence[Errors], perturbed: Sequence[Errors]
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """Return the differences of outputs and of gradients; of those that several runs have, the worst."""
+    """Return the differences of outputs and of gradients; if several runs have a tensor, its worst difference."""
     found: tuple[dict[str, Difference], dict[str, Difference]] = {}, {}
     for of_mode in zip(baseline.results, fused, errors, perturbed, strict=True):
         for k, (plain, other, own, changes) in enumerate(zip(*of_mode, strict=True)):
@@ -165,13 +165,13 @@ def _differences(
 
 
 class Mode(NamedTuple):
-    """Mode of a run: the parameters of which gradients are computed, and whether those of the inputs are."""
+    """Mode of a run: the parameters whose gradients are computed, and whether the gradients of the inputs are."""
 
     parameters: Mapping[str, Tensor]
     inputs: bool
 
     def is_in(self, proof: Proof) -> bool:
-        """Return whether a proof has such a run: the model may raise an error in it, or have no gradient."""
+        """Return whether a proof has results of this mode: no if the model raises an error in it or has no gradient."""
         names = {difference.name for difference in proof.gradients}
         if self.inputs:
             return any(name.startswith(INPUT) for name in names)
@@ -193,8 +193,8 @@ class _Baseline:
     """Model before fusing, with its inputs, its results and their errors.
 
     Attributes:
-        modes: of each run the parameters of which gradients are taken, and whether those of the inputs are: none in the first
-            run, the parameters that require one in the next, all floating-point inputs in the last.
+        modes: the mode of each run: first without gradients, then with the gradients of the parameters that require one, then
+            with those of all floating-point inputs. A mode in which the model raises an error is left out.
         results: of the model in each mode.
         gradient_error: the error that the model raises with gradients.
         eps: distance of adjacent numbers at 1 in the dtype in which the model computes.
@@ -227,7 +227,7 @@ class _Baseline:
             return RunResult(state.copy_aliases(outputs), gradients)
 
     def errors(self, results: Sequence[RunResult], state: StateSnapshot | None = None) -> tuple[list[Errors], str]:
-        """Return the errors of results against float64, and the dtype used, or why there are none."""
+        """Return the errors of results against float64 and the dtype's name, or no errors and the reason."""
         exact, oracle = self._run_exact(state or self.state)
         errors = [_errors(result, exact or RunResult({}, {})) for result in results]
         if mostly_unrelated(results[-1].outputs, errors[-1][0], self.eps):

@@ -82,7 +82,7 @@ class Fusion(Document, Rendered):
 
     @property
     def note(self) -> str:
-        """Sentence about runs that are slower when the model is fused: why it is left as it is, or fused; otherwise empty."""
+        """Sentence about runs that are slower when fused, and whether the model is fused; empty if no run is slower."""
         changes = self.benchmark.changes if self.benchmark else {}
         if all(timing.ratio > 1 for timing in changes.values()):
             return ""
@@ -229,7 +229,7 @@ def _paths(group: Sequence[Boundary]) -> tuple[str, str]:
 
 
 def _proof_blocks(proof: Proof) -> Iterator[Block]:
-    """Yield the verdict, and of each kind the tensor closest to its tolerance, or those beyond it."""
+    """Yield the verdict, and for each kind of tensor the one closest to its tolerance, or those that exceed it."""
     kinds = {"call": proof.calls, "output": proof.outputs, "gradient": proof.gradients}
     rows: list[tuple[str, Difference]] = []
     counts: list[str] = []

@@ -24,7 +24,7 @@ COEFFICIENTS = ("mix", "inject", "collapse")
 
 
 def read_written_values(graph: fx.Graph) -> None:
-    """Let nodes after an in-place call read its result instead of its argument, which is the same tensor."""
+    """Make nodes after an in-place call read the call's result instead of its argument, which is the same tensor."""
     order = {node: k for k, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if (
@@ -45,7 +45,8 @@ def insert_fused_call(graph: fx.Graph, match: Match, current: dict[fx.Node, fx.N
     Args:
         graph: the copy, which is changed in place.
         match: an Add & Norm of the original graph that can be fused.
-        current: nodes of the original graph, with those of the copy that return their results; this call changes its own.
+        current: node of the original graph -> the node of the copy that returns its result. The entries of the nodes that the
+            call replaces are updated.
     """
     add, residual, branch = (current[node] for node in (match.add, *match.operands))
     parameters = [node and _move_before(current[node], add) for node in (match.weight, match.bias)]
@@ -86,14 +87,14 @@ def insert_fused_call(graph: fx.Graph, match: Match, current: dict[fx.Node, fx.N
 
 
 def _replace(nodes: Iterable[fx.Node], new: fx.Node, current: dict[fx.Node, fx.Node]) -> None:
-    """Let all nodes that read the results of `nodes` read `new`."""
+    """Make all nodes that read the results of `nodes` read `new` instead."""
     for node in nodes:
         current[node].replace_all_uses_with(new)
         current[node] = new
 
 
 def erase_unused(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
-    """Erase the nodes that no node reads."""
+    """Erase those of `nodes` that no other node reads."""
     for node in sorted(nodes, reverse=True):
         if not node.users:
             graph.erase_node(node)
@@ -162,7 +163,10 @@ def _result(
 
 
 def _arrange(graph: fx.Graph, node: fx.Node, operand: Operand, order: Sequence[int]) -> fx.Node:
-    """Return a tensor with its axes in an order: cut, without dimensions of no axis, with new ones of size 1."""
+    """Return the tensor of an operand, cut, with its axes in `order`.
+
+    Dimensions without an axis are squeezed, and an axis that the tensor does not hold becomes a dimension of size 1.
+    """
     for k, cut in enumerate(operand.cuts):
         node = node if cut is None else _call_method(graph, "narrow", node, k, *cut)
     empty = tuple(k for k, axis in enumerate(operand.axes) if axis is None)
@@ -181,7 +185,7 @@ def _fill(graph: fx.Graph, number: float, size: int, like: Tensor, dtype: torch.
 
 
 def _move_before(node: fx.Node, add: fx.Node) -> fx.Node:
-    """Move a parameter or a size, and what it is computed from, before the add."""
+    """Move a parameter or a size, and the nodes from which it is computed, before the add."""
     if not node < add:
         for other in node.all_input_nodes:
             _move_before(other, add)
@@ -194,7 +198,7 @@ def _flatten(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _copy_view(graph: fx.Graph, view: fx.Node, y: fx.Node) -> fx.Node:
-    """Return the same view of y."""
+    """Return the view of y that `view` is of its own input."""
     copy = graph.create_node(view.op, view.target, (y, *view.args[1:]), dict(view.kwargs))
     copy.meta["example_value"] = example_value(view)
     return copy

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from addnorm.stream.dataflow.state import LEAF_TYPES, find_tensors
 
 Tensors = dict[str, Tensor]
-INPUT = "input "  # before the names of inputs, where gradients are named
+INPUT = "input "  # prefix of the names of inputs, where gradients are named
 
 
 class RunResult(NamedTuple):
@@ -40,7 +40,8 @@ def run(
         call: the model, or a callable that replaces it.
         args: positional arguments.
         kwargs: keyword arguments.
-        parameters: parameters of which to return gradients; without any, and without inputs, the call runs in no-grad mode.
+        parameters: parameters of which to return gradients; if there are none and `inputs` is False, the call runs in no-grad
+            mode.
         signs: the signs of earlier calls; new signs are added to it.
         inputs: whether to return gradients of all floating-point inputs; they require a gradient in the call then.
     """
@@ -60,7 +61,7 @@ def run(
 
 
 def floating_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensors:
-    """Return the floating-point tensors among the arguments, also those inside of objects, as "input [0]" or "input x"."""
+    """Return the floating-point tensors of the arguments, also inside of objects, as "input [0]" or "input x"."""
     tensors = named_tensors({f"[{k}]": value for k, value in enumerate(args)} | dict(kwargs))
     return {f"{INPUT}{name}": tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
 

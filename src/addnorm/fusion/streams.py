@@ -1,7 +1,7 @@
 """Find the boundaries of n residual streams in a graph: the write X' = A X + b w, and the read N(sum of c_j X'_j).
 
-Both are one call if the coefficients of the read are known before X' is. If they are computed from X' itself, the write is one
-call and the read with its norm another.
+Both are one call if the coefficients of the read are known before X' is computed. If they are computed from X' itself, the write
+is one call and the read with its norm another.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class StreamMatch(Match):
     """A boundary of n streams, or a part of it that is one call.
 
     Attributes:
-        operands_of: name of an argument of `add_norm_streams` -> the tensor of the graph, or the number of all its elements.
+        operands_of: name of an argument of `add_norm_streams` -> a tensor of the graph, or the number that fills the argument.
         n: axis of the streams; `features` is that of the features, and `rows` are the others in the order of the call.
-        source: axis of the streams that are mixed; `n` if they are not.
+        source: axis of the streams before a matrix mixes them; `n` if no matrix does.
         written: axes of X' in the graph; None if there is no write.
         sizes: of the axes.
         before: node before which the call is inserted.
@@ -156,7 +156,10 @@ def find_stream_matches(traced: TracedGraph, norms: Sequence[Norm]) -> list[Stre
 
 
 def _reject_shared(matches: Sequence[StreamMatch], traced: TracedGraph) -> None:
-    """Set the reason of boundaries of which a product or a sum would still be computed, since another node reads it."""
+    """Reject boundaries of which a product or a sum would still be computed, since another node reads it.
+
+    It sets their `reason`, and repeats this while a rejected boundary still reads such a node of another one.
+    """
     while True:
         fused = [match for match in matches if match.reason is None]
         inside = {node for match in fused for node in match.nodes}
@@ -188,7 +191,10 @@ def _explain_two_calls(write: StreamMatch, read: StreamMatch, traced: TracedGrap
 
 
 def _first_user(write: StreamMatch, read: StreamMatch) -> fx.Node | None:
-    """Return the first node that reads a result and remains: outside, or a view inside that is also read outside."""
+    """Return the first node that reads a result of the boundary and stays in the graph; None if there is none.
+
+    Nodes outside of the boundary stay, and so do views inside of it that nodes outside read.
+    """
     results = {*write.z, *read.y}
     inside = {*write.inner, *read.inner} - results
     outside = (node for node in inside if any(user not in inside and user not in results for user in node.users))
@@ -283,7 +289,10 @@ def _match_write(total: Value, traced: TracedGraph) -> StreamMatch | None:
 
 
 def _orders(term: Term, axes: Axes, **options: Any) -> Iterator[tuple[Operand, Operand | float]]:
-    """Yield a term's two factors in both orders, the second times the term's number; of one factor it and the number."""
+    """Yield a term's two factors in both orders, the second multiplied by the term's number.
+
+    For a term of one factor, yield the factor and the number. Yield nothing if a factor is not the tensor of a node.
+    """
     first, *rest = [axes.operand(*factor, **options) for factor in term.factors]
     if first is None or None in rest:
         return
@@ -297,8 +306,8 @@ def _orders(term: Term, axes: Axes, **options: Any) -> Iterator[tuple[Operand, O
 def _has_axes(match: StreamMatch, name: str, own: set[int], *, per_feature: bool = False) -> bool:
     """Return whether a coefficient varies along the axes `own`, and along all axes of rows or none of them.
 
-    True if the match has no such coefficient. One that varies along the rows has a value for each token.
-    With `per_feature` it may vary along rows and features too.
+    True if the match has no coefficient `name`, or a number. A coefficient that varies along the rows has a value for each token.
+    With `per_feature` it may also vary along the rows and the features.
     """
     operand = match.operands_of.get(name)
     if not isinstance(operand, Operand):

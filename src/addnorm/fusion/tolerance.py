@@ -1,7 +1,7 @@
 """Differences of tensors, and how large they may be: in the proof of a whole model, and in that of each fused call by itself.
 
-A model's tensors may differ by twice the error of the model itself against float64. The results of a call may have little more
-round-off than the operators that it replaced.
+A model's tensors may differ by twice the error of the model itself against float64. The results of a fused call may have only
+slightly more round-off than those of the operators that it replaced.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ TIMES = 2  # two results that are equally exact differ by at most the sum of bot
 ROUNDINGS = 256
 MAX_SHARE = 0.1  # of the magnitude: in bfloat16, ROUNDINGS alone would allow any difference
 
-# Of one call.
+# Tolerances of one fused call.
 ORDERS = 64  # in eps of float64 (times the root of the width) or float32: between two orders of computing
 GROWTH = 1.1  # of the root mean square of the operators' errors, plus half an eps; documented is a factor of 1.02
-SAMPLING = (
-    4  # over the root of the number of elements, in addition: few errors say less about the errors of another result
-)
+# Over the root of the number of elements, added to TIMES and GROWTH: few errors say less about the errors of another result.
+SAMPLING = 4
 SUMS = 4  # in eps of the dtype in which sums over rows are accumulated
 ROUNDED = 2  # without a float64 result, in eps: root mean square of the difference of two roundings
 USUAL = 8  # at most, the largest feature of a row of random numbers in standard deviations
-FEW = 8  # features: of so few, the two that LayerNorm removes from a gradient are most of it
-VERY_FEW = 3  # features: a LayerNorm of these returns the same numbers for nearly all rows, and a gradient of round-off
+FEW = 8  # features: with so few, the two components that LayerNorm removes from a gradient are most of the gradient
+VERY_FEW = 3  # features: with so few, LayerNorm gives nearly all rows the same numbers, and its gradient is round-off
 FLIPS = 2  # elements of y in low precision that may be rounded the other way, besides the usual share
 FLOAT32, FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
@@ -46,10 +45,10 @@ class Difference(Document):
     """Difference of one tensor between the model before and after.
 
     Attributes:
-        name: of a parameter; or the place in the outputs ("logits", "past_key_values.layers.0.keys", "[0]", "output").
+        name: name of the parameter, or place of the output ("logits", "past_key_values.layers.0.keys", "[0]", "output").
         max_abs: largest |after - before|. Infinite if shape, dtype, NaN or integers differ.
-        eager_error: largest |before - float64|, the error of the model itself; None if there is no float64 result. The largest of
-            several where it had to be drawn again.
+        eager_error: largest |before - float64|, the error of the model itself; None if there is no float64 result. If `prove` has
+            drawn the error several times, the largest of these.
         magnitude: largest |before|.
         tolerance: largest `max_abs` that is accepted.
         is_compared: whether the tensor of the original model has a finite number. Otherwise only the places of NaN are compared.
@@ -140,18 +139,18 @@ def compare(
 
 
 def _lost_share(eps: float) -> float:
-    """Return eps**0.25: beyond this relative error three quarters of the digits are wrong, more than by round-off."""
+    """Return eps**0.25, the relative error at which three quarters of the digits are wrong; round-off is smaller."""
     return math.sqrt(math.sqrt(eps))
 
 
 def mostly_unrelated(outputs: Tensors, errors: Mapping[str, float], eps: float) -> bool:
-    """Return whether most outputs have nothing in common with those in float64."""
+    """Return whether most outputs differ from those in float64 by more than round-off explains."""
     lost = [error > _lost_share(eps) * _magnitude(outputs[name]) for name, error in errors.items()]
     return sum(lost) > len(lost) / 2
 
 
 def has_finite_numbers(outputs: Tensors) -> bool:
-    """Return whether there is a number to compare: not only NaN, infinity, or nothing at all."""
+    """Return whether any output has an ordinary number: not only NaN, infinities and the large numbers of masks."""
     return any(bool(_ordinary(t).any()) for t in outputs.values())
 
 
@@ -185,12 +184,15 @@ def _magnitude(tensor: Tensor) -> float:
 
 
 def _largest(tensor: Tensor, infinite: float | None = None) -> float:
-    """Return the largest absolute value; infinite if there is a NaN. Infinities become `infinite`, or the largest number."""
+    """Return the largest absolute value, infinite if there is a NaN.
+
+    An infinity becomes `infinite`, or for None the largest number of the dtype.
+    """
     return float(tensor.abs().nan_to_num(nan=math.inf, posinf=infinite).max()) if tensor.numel() else 0.0
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
-    """Return where a tensor has ordinary numbers. Numbers near the dtype's limit belong to masks and have no scale."""
+    """Return the mask of a tensor's ordinary numbers, without those near the dtype's limit, which belong to masks."""
     dense = tensor.to_dense()
     if not _is_inexact(tensor):
         return torch.ones_like(dense, dtype=torch.bool)
@@ -224,7 +226,7 @@ def condition_of(z: Tensor, kind: str, eps: float) -> float:
 def compare_exactly(name: str, before: Tensor, after: Tensor | None, width: int, condition: float) -> Difference:
     """Compare two float64 results of a call whose norm has `width` features and the condition number `condition`.
 
-    Tolerate only what another order of summation explains.
+    The tolerance is the difference that another order of summation explains.
     """
     bound = ORDERS * FLOAT64 * math.sqrt(width) * condition
     size = max(_largest(before), 1.0)
@@ -275,7 +277,7 @@ def compare_round_off(
 
 
 def same_special(first: Tensor, second: Tensor) -> bool:
-    """Return whether NaN and each infinity have the same places."""
+    """Return whether NaN and each infinity are in the same places of both tensors."""
     return all(torch.equal(test(first), test(second)) for test in (torch.isnan, torch.isposinf, torch.isneginf))
 
 

@@ -1,4 +1,4 @@
-"""The writes of several streams that `inspect` proves in a model, and that no graph has in a form that `streams` recognizes."""
+"""The writes of several streams that `inspect` proves in a model, but `streams` recognizes in none of its graphs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ UNRECOGNIZED = (
 
 
 def unrecognized_writes(model: nn.Module, args: Any, kwargs: Any, captured: Sequence[Boundary]) -> tuple[Boundary, ...]:
-    """Return the writes of several streams that `inspect` proves and that no graph has in a form that is recognized."""
+    """Return the writes of several streams that `inspect` proves in a model, other than those that graphs contain."""
     try:
         inspection = inspect_run(model, args, kwargs, as_program=False)
-    except Exception:  # of any kind: what cannot be inspected has no such report
+    except Exception:  # of any kind: for a model that cannot be inspected nothing is reported
         return ()
     program: Any = inspection.program or inspection.unnamed
     if program is None:

@@ -41,9 +41,9 @@ class Rewrite:
         return {new: node for node, new in self.current.items()}
 
     def leaf_of(self, node: fx.Node) -> fx.Node:
-        """Return the first node of the original graph that returns the same value as this one.
+        """Return the first node of the original graph that returns the same value as `node`.
 
-        Dropout without effect returns its input.
+        Dropout without effect, for example, returns the value of its input.
         """
         node, traced = self.originals.get(node, node), self.traced
         return traced.nodes[traced.values[node]] if node in traced.values else node
