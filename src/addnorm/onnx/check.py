@@ -26,9 +26,9 @@ AFFECTED = ("LayerNormalization", "SkipLayerNormalization")
 # in the steps that they fuse, so the ratio does not depend on width and depth: it was at most 1.6 in 54 runs of encoders with 1
 # to 6 layers of width 16 to 128, in each form, in float32 and float16. Errors are maxima, which vary by another factor of two.
 GROWTH = 2
-FEW = (
-    64  # elements, whose largest error may by chance be small: each node may then add a rounding, in a random direction
-)
+# In an output with fewer elements the largest error may by chance be small: each node may then add a rounding, in a random
+# direction.
+FEW = 64
 
 
 class OnnxMismatchError(RuntimeError):
@@ -111,7 +111,10 @@ def _list_tensors(values: Any) -> list[Tensor]:
 def _run(
     program: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str, Any], wide: torch.dtype | None = None
 ) -> list[Tensor]:
-    """Return the outputs of a program, whose state does not change, or those of a copy in a wide dtype, if it is a module."""
+    """Return the outputs of a program, or with `wide` those of a copy in that dtype; the program does not change.
+
+    With `wide` a program that is no module has no outputs.
+    """
     with torch.no_grad():
         if not isinstance(program, nn.Module):
             return [] if wide else _list_tensors(program(*inputs, **kwargs))

@@ -179,7 +179,10 @@ def _calls(program: torch.export.ExportedProgram) -> list[dict[str, Any]]:
 
 
 def _save(onnx_program: Any, path: Path, test: Callable[[Path], object] | None) -> None:
-    """Write the ONNX file, after the weights if torch separates them. `test` is called before an older file is replaced."""
+    """Write the ONNX file, after the file of the weights if torch separates them.
+
+    `test` is called with a draft of the file, before an older file is replaced.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         draft = Path(folder) / path.name
         onnx_program.save(draft)
