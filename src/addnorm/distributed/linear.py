@@ -15,7 +15,7 @@ def to_dtensor(x: Tensor, mesh: DeviceMesh) -> DTensor:
 
 
 def enter_region(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return the whole x as an ordinary tensor, of which each process uses a part. Backward sums their gradients."""
+    """Return the whole x as an ordinary tensor in each process. Backward sums the gradients of all processes."""
     whole = to_dtensor(x, mesh)
     if not all(p.is_replicate() for p in whole.placements):
         whole = whole.redistribute(mesh, [Replicate()])

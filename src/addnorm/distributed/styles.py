@@ -183,7 +183,7 @@ class ReplicatedSublayer(SublayerStyle):
     """Style of any other sublayer of a stack: every process computes all of it, with ordinary tensors.
 
     The parameters are replicated DTensors, as those of the stack are, so that optimizers and `clip_grad_norm_` can take them all
-    together. During a call the sublayer's modules have this process's copies in their places, as ordinary tensors.
+    together. During a call, this process's local tensors take the place of the DTensors in the sublayer's modules.
 
     Args:
         sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the sublayer.
@@ -231,10 +231,10 @@ def sublayers(module: nn.Module) -> list[nn.Module]:
 def _shard_linears(
     module: nn.Module, names: Iterable[str], mesh: DeviceMesh, src_data_rank: int | None
 ) -> list[nn.Module]:
-    """Replace projections by ones whose output features are sharded, and return these.
+    """Replace the projections `names` of a module by projections with sharded output features, and return the new ones.
 
     Raises:
-        ValueError: one of them is not an unmodified `torch.nn.Linear`. None is replaced then.
+        ValueError: one of the projections is not an unmodified `torch.nn.Linear`. The module is then unchanged.
     """
     linears: dict[str, Any] = {name: module.get_submodule(name) for name in names}
     for name, linear in linears.items():
@@ -272,7 +272,7 @@ def _redistribute(x: DTensor, placements: tuple[Placement, ...]) -> DTensor:
 
 
 def _enter_first(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Register a hook by which a module receives its whole input as an ordinary tensor (`enter_region`)."""
+    """Register a hook that passes the whole first input to a module, as an ordinary tensor (`enter_region`)."""
     module.register_forward_pre_hook(lambda module, args: (enter_region(args[0], mesh), *args[1:]))
 
 
