@@ -55,7 +55,7 @@ def results(case: Case, call: Call, tensors: Set) -> Tensors:
 
 
 def truth(case: Case, tensors: Set, named: Tensors) -> Tensors:
-    """Return y, z and the gradients in float64, by autograd of the formula.
+    """Return the exact y, z and gradients of a case, by autograd of the formula in float64.
 
     Args:
         case: the case.

@@ -179,7 +179,7 @@ class Scheduler:
         self, slots: _Slots, client: str, kind: str, work: Callable[[], T],
         is_disconnected: Callable[[], Awaitable[bool]] = _never,
     ) -> Future[T]:  # fmt: skip
-        """Start `work` in a thread once the client has a slot, which is released when the thread ends."""
+        """Wait until the client has a slot, start `work` in a thread, and return its future; the end of `work` frees the slot."""
         await slots.acquire(client, kind)
         try:
             if await is_disconnected():

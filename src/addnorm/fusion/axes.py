@@ -30,7 +30,7 @@ class Term(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """Tensor that a boundary reads.
+    """Tensor that a boundary (an Add & Norm of n streams) reads, with the axis of each of its dimensions.
 
     Attributes:
         node: its node.

@@ -229,7 +229,7 @@ def _paths(group: Sequence[Boundary]) -> tuple[str, str]:
 
 
 def _proof_blocks(proof: Proof) -> Iterator[Block]:
-    """Yield the verdict, and for each kind of tensor the one closest to its tolerance, or those that exceed it."""
+    """Yield the blocks of a proof: the verdict, and a table of the tensors closest to their tolerance or beyond it."""
     kinds = {"call": proof.calls, "output": proof.outputs, "gradient": proof.gradients}
     rows: list[tuple[str, Difference]] = []
     counts: list[str] = []

@@ -99,7 +99,7 @@ class Text:
         return math.log(len(self.characters))
 
     def describe(self) -> dict[str, Any]:
-        """Return name and size of the text, and the losses of its character frequencies and of a uniform guess, as JSON types."""
+        """Return the text's metadata as JSON types: name, sizes, digest, and the losses of two guesses that ignore context."""
         return {
             "name": self.name, "characters": len(self.text), "symbols": len(self.characters), "digest": self.digest,
             "entropy": self.entropy, "uniform": self.uniform,

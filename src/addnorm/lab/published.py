@@ -198,7 +198,7 @@ def end_ratio(values: Sequence[float]) -> float:
 
 
 def compare_first_steps(smaller: str, larger: str) -> Measure:
-    """Return a function that measures the ratio of two wirings' first steps at every common depth."""
+    """Return a measure that divides one wiring's change of the logits in its first training step by another's."""
     return lambda rows: {
         f"{smaller} over {larger}, {n} layers, {name}": quotient(rows.at[smaller, n][key], rows.at[larger, n][key])
         for n in rows.depths(smaller, larger, least=STEPPED)

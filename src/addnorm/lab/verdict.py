@@ -224,7 +224,7 @@ def _costs(arm: Arm) -> tuple[str, Numbers] | None:
 
 
 def _streams(of: Callable[[Numbers], float | None]) -> Callable[[Arm], tuple[str, float] | None]:
-    """Return a function of an `Arm` that returns the mean of `of(trained coefficients)` over the runs."""
+    """Return a function that measures an `Arm`: the mean of `of(trained coefficients)` over its runs, as text and number."""
 
     def measure(arm: Arm) -> tuple[str, float] | None:
         streams = [run["after"]["streams"] for run in arm.best.runs if "streams" in (run.get("after") or {})]

@@ -295,7 +295,7 @@ def _attend(module: Any, spec: Stage | Head, state: StreamState, streams: Stream
 
 
 def find_collapse(module: Any, spec: Stage | Head, streams: Streams, before: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return the read weights C, the mixing matrix A, the write weights B, the bias, and the C to pass on to the next stage.
+    """Return `(C, A, B, bias, carried)` of a stage; `carried` is the C that the next stage reads with, if it is delayed.
 
     All but the first are None unless `module` computes them.
     """

@@ -150,7 +150,7 @@ class Decomposition(Rendered):
         raise NotImplementedError
 
     def _normalize(self) -> tuple[Components, Tensor | None]:
-        """Return the components after the final norm, and its recorded output, or None if none is comparable."""
+        """Return the components after the final norm, and its recorded output, which is None if it cannot be compared."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

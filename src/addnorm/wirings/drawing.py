@@ -78,7 +78,7 @@ def _draw_end(end: End, last: Canvas) -> list[Canvas]:
 
 
 def _draw_boxes(name: str, labels: list[str], result: str, *, thick: bool = False) -> Canvas:
-    """Draw a name, a wire with boxes behind it, and the name of their result."""
+    """Return a drawing of one wire: the name of its input, the boxes on it, and the name of its result."""
     canvas = Canvas()
     wire = canvas.begin(name, thick=thick)
     wire.draw_boxes(labels)

@@ -91,7 +91,7 @@ def format_factor(value: float) -> str:
 
 
 def format_interval(values: Iterable[float]) -> str:
-    """Return numbers as text: one if all are equal, "first ... last" if all lie between them, else "least to most"."""
+    """Return numbers as text: one if equal, "first ... last" if these are the extremes, else "least to most"."""
     values = [*values]
     ends, limits = (values[0], values[-1]), (min(values), max(values))
     if limits[0] == limits[1]:

@@ -99,7 +99,7 @@ def keeps_features(chain: PlacedChain, state: Value, target: Value) -> bool:
 
 
 def format_guard(op: Op) -> str:
-    """Return a guard with its numbers: "clamp(-6, 6)"."""
+    """Return a guard, an operator such as a clamp that rarely changes its input, with its numbers: "clamp(-6, 6)"."""
     numbers = [f"{x:g}" for x in map(get_number, [*op.args[1:], *op.kwargs.values()]) if x is not None]
     return f"{op.name}({', '.join(numbers)})" if numbers else op.name
 

@@ -182,7 +182,7 @@ class Carrier:
         return ([], []) if dims is None else (used, [dims])
 
     def _born(self, size: int) -> Dim:
-        """Return a new dimension of streams."""
+        """Make a new dimension of this size, and mark it as an axis of streams."""
         dim = self.roots.make(size)
         self._streams.add(dim[0].root)
         return dim

@@ -51,7 +51,7 @@ class Difference(NamedTuple):
 
 @dataclass
 class _Fit:
-    """Comparison of the measured matrices with those of one assignment of parameters.
+    """Comparison of a sublayer's matrices with the formula's, for one assignment of the model's parameters to it.
 
     `labels` says how each matrix differs: "" if it agrees, None if it differs and equals no mutant. `variant` says what is wrong
     in this variant of the formula; it is None for the formula itself.
@@ -122,7 +122,7 @@ def compare_program_norms(
 
 
 def _compare_options(program: Program, wiring: Wiring, error: float) -> Iterator[Difference]:
-    """Yield a difference for each option of the wiring whose fitted value is not the expected one.
+    """Yield a `Difference` for each option whose fitted value is not that of the wiring.
 
     Nothing is yielded unless the program agrees with the fitted options, and much better than with the expected ones.
     """

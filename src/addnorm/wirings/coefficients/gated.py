@@ -62,7 +62,7 @@ class GatedRead(CoefficientModule):
 
     @classmethod
     def find_computed(cls, *, injects: bool = True, **options: Any) -> tuple[str, ...]:
-        """Return which coefficients are computed: b only with `injects`."""
+        """Return the names of the coefficients that a module with these options computes; without `injects` there is no b."""
         return cls.computes if injects else ("collapse",)
 
     def reset_parameters(self) -> None:

@@ -182,7 +182,7 @@ class ManifoldConnection(_Projected):
 
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
-        """Copy `fn`, `base` and `scale` of a `DeepseekV4HyperConnection` or `Glm5NextHyperConnection`, whose A is transposed."""
+        """Copy the weights of a `DeepseekV4HyperConnection` or `Glm5NextHyperConnection`, and transpose its A to our order."""
         super().load_transformers(source)
         self.transpose_mix()
 
