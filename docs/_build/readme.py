@@ -28,7 +28,7 @@ def limits() -> str:
         f"middle halves of the times overlap in {overlapping} of {len(ratios)} cases ([fusing](docs/fusing.md))."
     )
     as_good = (
-        f"- **Whole encoders gain nothing:** those of this library run {plain[0]:.2f} times as fast as plain PyTorch in "
+        f"- **Whole encoders gain next to nothing:** those of this library run {plain[0]:.2f} times as fast as plain PyTorch in "
         f"inference and {plain[1]:.2f} times in training (mean over [many sizes](docs/performance.md)). One row with gradients "
         f"runs {_range(one_row)} times as fast as eager, with dropout {_range(dropped)} times."
     )
