@@ -1,12 +1,15 @@
 """Tests of the loop without module calls: the bits of the connections' own calls, and these calls wherever one does more."""
 
+import copy
 import functools
 
 import pytest
 import torch
+from torch.nn.utils import parametrize
 
 from addnorm.nn import plain_steps
 from addnorm.nn.connection import SublayerConnection
+from addnorm.nn.layer import ResidualLayer
 from addnorm.nn.state import StreamState
 from support.equality import assert_same
 from support.stacks import stack_of
@@ -111,16 +114,81 @@ def test_changed_module_is_called(place, change, wiring, steps, general, x):
     assert torch.equal(ours[0], before) == (change not in ("subclass", *OF_CONNECTIONS))
 
 
-@pytest.mark.parametrize("later", ["layers.0.connections.1", "layers.0.connections.1.norm_in", "layers.1"])
-def test_hook_that_a_sublayer_registers_acts_in_the_same_call(later, x):
-    stack, calls = make_stack(), []
+@pytest.mark.parametrize(
+    ("wiring", "i", "later"),
+    [
+        ("pre_ln", 0, "layers.0.connections.1"),
+        ("pre_ln", 0, "layers.0.connections.1.norm_in"),
+        ("post_ln", 0, "layers.0.connections.0.norm_out"),
+        ("pre_ln", 1, "layers.1"),  # without connections
+        ("pre_ln", 1, "layers.2"),
+    ],
+)
+def test_hook_that_a_sublayer_registers_acts_in_the_same_call(wiring, i, later, x):
+    stack, calls = make_stack(wiring), []
+    stack.layers.insert(1, ResidualLayer([]))
 
     def register(module, inputs):
         stack.get_submodule(later).register_forward_hook(lambda *_: calls.append("called"))
 
-    stack.connections[0].sublayer.register_forward_pre_hook(register)
+    stack.connections[i].sublayer.register_forward_pre_hook(register)
     stack(x)
     assert calls == ["called"]
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize(
+    ("wiring", "later"), [("pre_ln", "connections.1.norm_in"), ("post_ln", "connections.0.norm_out")]
+)
+def test_parametrization_by_a_sublayer_acts_in_the_same_call(wiring, later, name, general, x):
+    def compute():
+        stack = copy.deepcopy(stack_before)
+        norm = stack.layers[0].get_submodule(later)
+
+        def change(module, inputs):
+            parametrize.register_parametrization(norm, name, torch.nn.Tanh())
+
+        stack.connections[0].sublayer.register_forward_pre_hook(change)
+        return stack(x)
+
+    stack_before = make_stack(wiring)
+    ours = compute()
+    assert_same(ours, general(compute))
+    assert not torch.equal(ours, stack_before(x))
+
+
+def test_sublayers_run_once_where_one_adds_another(x):
+    stack, calls = make_stack(), []
+    for connection in stack.connections:
+        connection.sublayer.register_forward_pre_hook(lambda module, inputs: calls.append(module))
+    expected = [connection.sublayer for connection in stack.connections]
+    added = copy.deepcopy(stack.connections[0])
+
+    def add(module, inputs):
+        stack.layers[1].connections.append(added)
+
+    expected[0].register_forward_pre_hook(add)
+    stack(x)
+    assert calls == expected
+
+
+def test_eps_of_rms_norm_is_that_of_each_dtype(general, x):
+    stack = make_stack("post_ln", norm="rms")
+    for connection in stack.connections:
+        del connection.sublayer
+        connection.sublayer = lambda read: -read.double() * (1 - 1e-6)  # the sum is as small as the eps of float32
+    assert_same(stack(x), general(lambda: stack(x)))
+
+
+def test_error_of_a_branch_norm_does_not_blame_the_sublayer(general, x):
+    stack = make_stack("sandwich")
+    stack.connections[0].norm_branch = torch.nn.AdaptiveAvgPool1d(3)
+    errors = []
+    for compute in (lambda: stack(x), lambda: general(lambda: stack(x))):
+        with pytest.raises(ValueError, match="branch has shape") as error:
+            compute()
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
 
 
 def test_state_with_more_than_a_pending_sum_is_left_alone(steps, x):

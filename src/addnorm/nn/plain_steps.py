@@ -7,15 +7,15 @@ of `SublayerConnection.forward`, to the bit. A connection that does more than it
 method), or whose norm does, ends the loop, and the layer calls it.
 
 All modules are examined before the first is computed. A sublayer takes most of the caches, and what asks between two sublayers
-would have to be read from memory each time. So what a sublayer changes in the modules after it acts from the next call on, but
-for hooks and another `SublayerConnection.forward`, which act at once.
+would have to be read from memory each time. So what a sublayer changes in its connection and the modules after it acts from the
+next call on. Only new values of parameters, parametrizations, hooks and another `SublayerConnection.forward` act at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, is_tensor
@@ -27,14 +27,15 @@ from addnorm.functional import add_residual
 from addnorm.nn.checks import refuse_output
 from addnorm.nn.connection import SublayerConnection
 from addnorm.nn.state import NO_OPTIONS, PendingWrite, StreamState
-from addnorm.nn.step import ONE, PLAIN, fits_formula
+from addnorm.nn.step import ONE, PLAIN, add_and_norm, fits_formula
 from addnorm.nn.unmodified import Methods, examine, methods_of
 from addnorm.ops.dispatch import default_rms_eps, fast_path
 
 CONNECTIONS = methods_of(SublayerConnection, names=("options", "adds_plainly", "_advance", "_branch"))
 
-# A connection that computes just the equation, its sublayer as a function of R alone, and its norms as parameters, eps and code.
-PlainNorm = tuple[Mapping[str, Tensor | None], float, int]
+# A connection that computes just the equation, its sublayer as a function of R alone, and its norms as parameters, their number,
+# eps and code.
+PlainNorm = tuple[Mapping[str, Tensor | None], int, float, int]
 Step = tuple[SublayerConnection, Callable[[Tensor], Any], PlainNorm | None, PlainNorm | None]
 
 
@@ -53,26 +54,35 @@ def run_plain(connections: Iterable[Any], state: StreamState, context: Mapping[s
     )
     if is_general:
         return state, 0
-    branch, number = None if write is None else write.branch, 0
+    branch, number, dtype = None if write is None else write.branch, 0, x.dtype
     registered, forward = count_hooks(), SublayerConnection.forward
     for connection, sublayer, norm_in, norm_out in _list_steps(connections, x, context):
-        if count_hooks() != registered or SublayerConnection.forward is not forward:  # by the sublayer before
-            break
         if norm_in is None:
             own = x = x if branch is None else add_residual(x, branch)
         else:
-            table, eps, code = norm_in
+            table, size, eps, code = norm_in
+            if len(table) != size:  # the sublayer before took a parameter out, as a parametrization does
+                break
             if branch is None:
                 own = fast_path(x, None, table["weight"], table.get("bias"), eps, code, False)
             else:
                 own, x = fast_path(x, branch, table["weight"], table.get("bias"), eps, code, True)
         branch = sublayer(own)
-        if not is_tensor(branch) or branch.shape != own.shape:
+        fits = is_tensor(branch) and branch.shape == own.shape
+        if not fits and sublayer.__class__ is not partial:  # `_branch` refuses what does not come from a norm
             refuse_output(connection, branch, own)
-        if norm_out is not None:
-            table, eps, code = norm_out
-            x, branch = fast_path(x, branch, table["weight"], table.get("bias"), eps, code, False), None
         number += 1
+        is_changed = count_hooks() != registered or SublayerConnection.forward is not forward
+        if norm_out is not None:
+            table, size, eps, code = norm_out
+            if is_changed or len(table) != size:
+                _, x = add_and_norm(x, branch, connection._modules["norm_out"], connection.norm, return_stream=False)
+            else:
+                x = fast_path(x, branch, table["weight"], table.get("bias"), eps, code, False)
+            branch = None
+            is_changed = is_changed or x.dtype is not dtype  # whose machine epsilon is another
+        if is_changed:
+            break
     return StreamState(x, None if branch is None else PendingWrite(branch, NO_OPTIONS)), number
 
 
@@ -86,13 +96,13 @@ def run_layers(
     for layer in layers:
         if not check(layer):
             break
-        connections.append(layer._modules["connections"]._modules.values())
+        connections.append([*layer._modules["connections"]._modules.values()])
     state, number = run_plain(chain.from_iterable(connections), state, context)
     for done, own in enumerate(connections):
+        if number == 0:
+            return state, done
         if number < len(own):
-            if number == 0:
-                return state, done
-            for connection in islice(own, number, None):  # the rest of a layer
+            for connection in own[number:]:  # the rest of a layer
                 state = connection(state, **context)
             return state, done + 1
         number -= len(own)
@@ -123,7 +133,7 @@ def _list_steps(connections: Iterable[Any], x: Tensor, context: Mapping[str, Any
                 norms.append(None)
             elif checks[kind](norm) and fits_formula(norm, kind, x):
                 eps = default_rms_eps(x, None) if norm.eps is None and kind == "rms" else norm.eps
-                norms.append((norm._parameters, eps, KINDS[kind].code))
+                norms.append((norm._parameters, len(norm._parameters), eps, KINDS[kind].code))
             else:
                 return steps
         sublayer = modules.get("sublayer")
