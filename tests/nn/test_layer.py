@@ -125,6 +125,15 @@ def test_names_of_parameters(wiring, own, norms):
     assert {name for name in first if not name.startswith("sublayer.")} == expected
 
 
+@pytest.mark.parametrize("wiring", ["pre_ln", "deepnorm"])
+def test_sublayer_takes_a_keyword_argument_named_state(wiring, x):
+    def recur(read, state):
+        return read * state
+
+    expected = ResidualStack([lambda read: read * 2.0] * 2, D, wiring)(x)
+    assert_same(ResidualStack([recur] * 2, D, wiring)(x, state=2.0), expected)
+
+
 # Layers and connections that are wrapped, shared, replaced or removed
 
 

@@ -43,12 +43,12 @@ class ResidualLayer(nn.Module):
         self.connections = nn.ModuleList(connections)
 
     @overload
-    def forward(self, state: StreamState, **context: Any) -> StreamState: ...
+    def forward(self, state: StreamState, /, **context: Any) -> StreamState: ...
 
     @overload
-    def forward(self, state: Tensor, **context: Any) -> Tensor: ...
+    def forward(self, state: Tensor, /, **context: Any) -> Tensor: ...
 
-    def forward(self, state: StreamState | Tensor, **context: Any) -> StreamState | Tensor:
+    def forward(self, state: StreamState | Tensor, /, **context: Any) -> StreamState | Tensor:
         """Return the state after this layer. The keyword arguments are passed to the sublayers.
 
         Raises:
