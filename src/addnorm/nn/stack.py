@@ -82,6 +82,9 @@ class ResidualStack(nn.Module):
         norm_embedding, norm_final: norms, or None.
 
     A norm is computed in one call with an add, and not called as a module, unless it has hooks, is compiled, or was replaced.
+    Where a sublayer changes the stack during a call, hooks, parametrizations and values of parameters act at once, all else from
+    the next call on.
+
     State dicts from before `layers` existed, with the names `connections.0`, `connections.1` and so on, can still be loaded.
 
     Raises:
