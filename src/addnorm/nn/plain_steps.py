@@ -13,9 +13,8 @@ next call on. Only new values of parameters, parametrizations, hooks and another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from torch import Tensor, is_tensor
@@ -92,13 +91,17 @@ def run_layers(
     """Compute the leading layers that only call their connections, without calling them; return the state and their number."""
     if is_compiling():
         return state, 0
-    check, connections = examine(methods), []
-    for layer in layers:
-        if not check(layer):
-            break
-        connections.append([*layer._modules["connections"]._modules.values()])
-    state, number = run_plain(chain.from_iterable(connections), state, context)
-    for done, own in enumerate(connections):
+    check, entered = examine(methods), []
+
+    def connections() -> Iterator[Any]:
+        for layer in layers:
+            if not check(layer):
+                return
+            entered.append([*layer._modules["connections"]._modules.values()])
+            yield from entered[-1]
+
+    state, number = run_plain(connections(), state, context)
+    for done, own in enumerate(entered):
         if number == 0:
             return state, done
         if number < len(own):
@@ -106,7 +109,7 @@ def run_layers(
                 state = connection(state, **context)
             return state, done + 1
         number -= len(own)
-    return state, len(connections)
+    return state, len(entered)
 
 
 def _list_steps(connections: Iterable[Any], x: Tensor, context: Mapping[str, Any]) -> list[Step]:
