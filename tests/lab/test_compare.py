@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from addnorm import Row, Wiring, wirings
-from addnorm.lab import RunError, compare, theory
+from addnorm.lab import RunError, compare
 from addnorm.lab.train import train
-from support.lab_runs import TEXT, measured, quick, small
+from support.lab_runs import FEW_STACKS, TEXT, measured, quick, small
 from support.refusals import assert_raises
 
 module = sys.modules["addnorm.lab.compare"]
@@ -19,10 +19,8 @@ module = sys.modules["addnorm.lab.compare"]
 
 @pytest.fixture(autouse=True)
 def few_stacks(monkeypatch):
-    """Measure untrained stacks at one depth, and only those of compared wirings."""
-    monkeypatch.setattr(theory, "DEPTHS", (2,))
-    monkeypatch.setattr(theory, "STREAM_WIRINGS", ())
-    monkeypatch.setattr(theory, "WIRINGS", ())
+    for setting in FEW_STACKS:
+        monkeypatch.setattr(*setting)
 
 
 @pytest.fixture

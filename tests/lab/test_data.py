@@ -100,8 +100,7 @@ def test_read_text_refuses_what_is_no_text(content, says, tmp_path):
         read_text("a\0b")
 
 
-def test_digest_depends_on_the_characters():
-    assert Text("a", "x").digest == Text("b", "x").digest != Text("a", "y").digest
+def test_text_with_half_a_surrogate_pair_has_a_digest():
     assert Text("a", "\ud800").digest
 
 

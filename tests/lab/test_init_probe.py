@@ -132,7 +132,6 @@ REFUSED = {
     "sublayers is 5, expected an even number": lambda: InitProbe(sublayers=5),
     "sublayers is 0": lambda: InitProbe(sublayers=0),
     "norm is 'batch'": lambda: InitProbe(norm="batch"),
-    "gain is 'much'": lambda: InitProbe(gain="much"),
     "gain is -0.5, expected a number that is not negative": lambda: InitProbe(gain=-0.5),
     "alpha is nan, expected a finite number, or None": lambda: InitProbe(alpha=math.nan),
     "expected a whole number below 2": lambda: InitProbe(seed=2**63),

@@ -49,15 +49,11 @@ def test_wiring_label_shows_changed_options():
 
 REFUSED = {
     "lr is nan, expected a positive number": lambda: small(lr=float("nan")),
-    "lr is 0, expected a positive number": lambda: small(lr=0),
-    "nhead is 2, expected a divisor of d_model = 15": lambda: small(d_model=15),
     "steps is 0, expected a whole number from 1": lambda: small(steps=0),
-    "num_layers is 1000000000, expected at most 10000": lambda: small(num_layers=10**9),
     "seed is -1": lambda: small(seed=-1),
     "seed is 2147483648, expected at most": lambda: small(seed=2**31),
-    "warm_up is 11, expected at most steps = 10: the rate would never be reached": lambda: small(warm_up=11),
     "norm is 'batch'": lambda: small(norm="batch"),
-    "wiring is 'preln'": lambda: small("preln"),
+    "seeds is empty": lambda: Protocol(seeds=()),
 }
 
 
@@ -80,8 +76,6 @@ def test_protocol_combines_settings_seed_by_seed():
 def test_protocol_accepts_single_numbers():
     assert Protocol(rates=1e-3, seeds=(0, 0, 1)).seeds == (0, 1)
     assert Protocol(num_layers=3).num_layers == (3,)
-    with pytest.raises(ValueError, match="seeds is empty"):
-        Protocol(seeds=())
 
 
 def test_protocol_tells_illustration_from_evidence():

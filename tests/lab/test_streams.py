@@ -79,24 +79,21 @@ def test_gains_of_products_are_in_their_order():
     assert amax_gains([first, None]) is None
 
 
+# The largest difference of the weights of a read from their mean and from the newest source alone, before training.
+WEIGHTS = {
+    "attention_residuals": (pytest.approx(0, abs=1e-6), pytest.approx(8 / 9)),
+    "denseformer": (pytest.approx(4), 0),
+    "muddformer": (pytest.approx(4), 0),
+}
+
+
 @pytest.mark.parametrize("name", STREAM_WIRINGS)
 def test_untrained_stacks_are_compared_with_pre_ln(name):
     row = measure_streams_init(wirings.get(name), 4, 1)
     assert row["difference"] < 1e-3
     assert row["pre_read"][0] == 1.0
-    assert (row["gain"] is None) == (name not in ("hyper_connections", "mhc"))
-
-
-@pytest.mark.parametrize("name", ["attention_residuals", "denseformer", "muddformer"])
-def test_weights_of_sources_before_training(name):
-    row = measure_streams_init(wirings.get(name), 4, 1)
-    sources = 5 if name != "attention_residuals" else 9  # of the head
-    if name == "attention_residuals":
-        assert row["from_mean"] < 1e-6
-        assert row["from_newest"] == pytest.approx(1 - 1 / sources)
-    else:
-        assert row["from_newest"] == 0.0
-        assert row["from_mean"] == pytest.approx(sources - 1)
+    assert (row["from_mean"], row["from_newest"]) == WEIGHTS.get(name, (None, None))
+    assert (row["gain"] is None) == (name in WEIGHTS)
 
 
 def test_largest_difference_of_weights_is_found(monkeypatch):
@@ -125,12 +122,10 @@ def test_cost_of_mhc_is_that_of_the_paper():
 
 @pytest.mark.parametrize(
     ("wiring", "elements"),
-    [("pre_ln", 4), ("post_ln", 3), ("x0_residual", 4.5), (addnorm.Row(a=0.0, norm_out=True), 3)],
+    [("pre_ln", 4), ("post_ln", 3), (wirings.x0_residual(backout=0.0), 4.5), (addnorm.Row(a=0.0, norm_out=True), 3)],
 )
 def test_elements_of_simple_wirings(wiring, elements):
     """x0_residual reads the embedding in the first sublayer of a layer too."""
-    stack = ResidualStack(
-        [Mlp() for _ in range(4)], D, wirings.x0_residual(backout=0.0) if wiring == "x0_residual" else wiring
-    )
+    stack = ResidualStack([Mlp() for _ in range(4)], D, wiring)
     head = 3 * D if stack.has_streams else 0
     assert count_cost(stack).elements == 4 * elements * D + head

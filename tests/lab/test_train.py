@@ -84,11 +84,8 @@ def test_recorded_statistics_match_float64(wiring):
     ]
 
 
-def test_result_has_numbers_for_every_site():
+def test_result_has_shares_and_statistics_after_training():
     result = train(small("post_ln", steps=3, every=2), TEXT)
-    sites = "x_0, attention 1, feed-forward 1, attention 2, feed-forward 2"
-    assert ", ".join(site["id"] for site in result["sites"]) == sites
-    assert [row["site"] for row in result["ablation"]] == [site["id"] for site in result["sites"][1:]]
     assert sum(result["map"]["shares"][-1]) == pytest.approx(1)
     assert result["map"]["sources"][:2] == ["x_0", "attention 1"]
     assert result["after"]["stream"] != result["recorded"]["stream"][-1]
@@ -154,7 +151,6 @@ def test_unwritable_checkpoint_does_not_end_a_run(tmp_path, monkeypatch):
 def test_diverging_run_stops(options):
     result = train(small(steps=400, **options), TEXT)
     assert result["diverged"]
-    assert len(result["losses"]) <= 400
     if not math.isfinite(result["losses"][-1]):
         assert len(result["losses"]) < 400
         assert math.isnan(result["test"])
@@ -174,9 +170,10 @@ def test_every_wiring_trains_and_is_recorded(name):
     result = train(small(NAMED[name], steps=2, every=1), TEXT)
     assert len(result["losses"]) == 2
     assert result["recording_error"] == ""
-    assert len({site["id"] for site in result["sites"]}) == 5
+    sites = [site["id"] for site in result["sites"]]
+    assert ", ".join(sites) == "x_0, attention 1, feed-forward 1, attention 2, feed-forward 2"
+    assert [row["site"] for row in result["ablation"]] == sites[1:]
     assert all(value is not None and value > 0 for value in result["recorded"]["gradient"][1])
-    assert len(result["ablation"]) == 4
     json.dumps(to_jsonable(result), allow_nan=False)
 
 

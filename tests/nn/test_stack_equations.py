@@ -7,11 +7,10 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from addnorm import Learned, ResidualStack, Row, Wiring, wirings
+from addnorm import ResidualStack, Row, Wiring, wirings
 from addnorm.nn import block
+from support.row_equation import run_rows
 from support.stacks import ALL
 from support.torch_transformers import randomize
 from support.transformer_inputs import BATCH, HEADS, D, N, assert_close, compute_gradients, f64
@@ -24,31 +23,6 @@ for n_in, n_branch, n_out, ends in itertools.product((False, True), repeat=4):
     ROWS.append(Wiring(f"{row}, final norm {ends}", row, final_norm=ends))
 
 
-def equation(stack, x):
-    """Return N_final(x_S) of x' = N_out(a x + b N_branch(f(c N_in(x)))); a parallel sublayer reads the x of the one before."""
-    wiring, depth = stack.wiring, stack.num_layers
-
-    def normed(x, norm, has_norm):
-        if not has_norm:
-            return x
-        if isinstance(norm, nn.RMSNorm):
-            return F.rms_norm(x, (D,), norm.weight, EPS)
-        return F.layer_norm(x, (D,), norm.weight, norm.bias, EPS)
-
-    x = state = read = normed(x, stack.norm_embedding, wiring.embedding_norm)
-    for connection, row in zip(stack.connections, wiring.rows(depth), strict=True):
-        a, b, c = (
-            getattr(connection, name) if isinstance(factor, Learned) else factor
-            for name, factor in (("a", row.a), ("b", row.b), ("c", row.c))
-        )
-        state = state if row.shares else x
-        if row.shares != "read":
-            read = c * normed(state, connection.norm_in, row.norm_in)
-        write = normed(connection.sublayer(read), connection.norm_branch, row.norm_branch)
-        x = normed(a * x + b * write, connection.norm_out, row.norm_out)
-    return normed(x, stack.norm_final, wiring.ends_in_norm(depth))
-
-
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("wiring", ROWS, ids=lambda wiring: wiring.name)
 def test_stack_of_rows_matches_the_equation(wiring, norm):
@@ -56,5 +30,5 @@ def test_stack_of_rows_matches_the_equation(wiring, norm):
     sublayers = [f for _ in range(3) for f in block(D, HEADS, causal=True, activation="gelu", bias=False, dtype=f64)]
     stack = randomize(ResidualStack(sublayers, D, wiring, norm=norm, eps=EPS, dtype=f64), size=0.3)
     x = torch.randn(BATCH, N, D, dtype=f64)
-    functions = stack, lambda x: equation(stack, x)
+    functions = stack, lambda x: run_rows(stack, x, EPS)[-1]
     assert_close(*(compute_gradients(function, stack.parameters(), [x]) for function in functions))

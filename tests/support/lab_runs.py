@@ -2,7 +2,7 @@
 
 import pytest
 
-from addnorm.lab import Comparison, Protocol, Run, Text, train
+from addnorm.lab import Comparison, Protocol, Run, Text, theory, train
 
 TEXT = Text(
     "counting",
@@ -11,6 +11,8 @@ TEXT = Text(
     ),
 )
 SIZE = {"num_layers": 2, "d_model": 16, "nhead": 2, "tokens": 8, "batch": 4}
+# Settings under which untrained stacks are measured at one depth, and only those of the compared wirings.
+FEW_STACKS = ((theory, "DEPTHS", (2,)), (theory, "STREAM_WIRINGS", ()), (theory, "WIRINGS", ()))
 NOT_MEASURED = ("seconds", "resumed", "date", "addnorm")
 # Statistics by depth in the lab's results: the role and the name of each in `addnorm.record`.
 RECORDED = {
