@@ -150,7 +150,7 @@ def test_repr_has_the_settings():
 
 ATTENTION = SelfAttention(D, HEADS)
 CROSSING = CrossAttention(D, HEADS)
-X, MEMORY = torch.zeros(BATCH, N, D), torch.zeros(BATCH, M, D)
+X, MEMORY = make_inputs(CROSSING, torch.float32)
 REFUSED = {
     "ValueError: x has shape (2, 5, 8), expected (batch, tokens, 12): its last dimension must be 12": lambda: ATTENTION(X[..., :8]),
     "ValueError: x has shape (5, 12), expected (batch, tokens, 12): x.unsqueeze(0) is a batch of one": lambda: ATTENTION(X[0]),

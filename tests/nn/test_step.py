@@ -160,12 +160,11 @@ def test_dropout_may_be_changed_later(option, x):
 
 def test_stochastic_depth_rises_linearly_and_keeps_the_mean():
     stack = ResidualStack([torch.ones_like] * 8, 2, stochastic_depth=0.4, final_norm=False)
-    assert [here.stochastic_depth for here in stack.connections] == pytest.approx(
-        [0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4]
-    )
+    rates = [0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4]
+    assert [here.stochastic_depth for here in stack.connections] == pytest.approx(rates)
     samples = 20_000
     writes = stack.unroll(torch.zeros(samples, 3, 2)).writes
-    for write, p in zip(writes, [0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4], strict=True):
+    for write, p in zip(writes, rates, strict=True):
         whole = write.flatten(1)
         assert torch.equal(whole, whole[:, :1].expand_as(whole))  # a sample keeps or loses its whole branch
         lost = float((whole[:, 0] == 0).double().mean())

@@ -26,11 +26,11 @@ from support.transformer_inputs import (
     get_sizes,
     make_inputs,
     make_module,
-    make_padding,
     padding_mask,
 )
 
 ALL = {wiring.name: wiring for wiring in stacks.ALL}
+PADDING = {"source_key_mask": padding_mask(M)}  # of a transformer
 
 
 # Every wiring
@@ -81,15 +81,14 @@ def test_batch_first_changes_only_the_layout():
     module, tensors = make_module(Transformer), make_inputs(Transformer)
     other = Transformer(*get_sizes(Transformer), dtype=f64, batch_first=False)
     other.load_state_dict(module.state_dict())
-    keep = make_padding(Transformer)
-    expected = module(*tensors, **keep)
-    actual = other(*(t.transpose(0, 1) for t in tensors), **keep)
+    expected = module(*tensors, **PADDING)
+    actual = other(*(t.transpose(0, 1) for t in tensors), **PADDING)
     torch.testing.assert_close(actual.transpose(0, 1), expected, rtol=1e-13, atol=1e-13)
 
 
 # Errors
 
-X, MEMORY = torch.zeros(BATCH, N, D), torch.zeros(BATCH, M, D)
+X, MEMORY = make_inputs(Decoder)
 REFUSED = {
     "TypeError: x is NoneType, expected a tensor of shape": lambda: Encoder(1, D, HEADS)(None),
     "TypeError: memory is given to a decoder that has cross_attention=False, expected none": lambda: Decoder(
@@ -127,8 +126,6 @@ def test_constructor_draws_weights_by_the_wirings_rule():
 def test_admin_profiles_decoder_on_encoder_output():
     transformer = Transformer(2, 2, D, HEADS, wiring="admin", dtype=f64, dropout=0.3)
     source, target = make_inputs(Transformer)
-    with pytest.raises(TypeError, match="give init_ the inputs of the stack"):
-        transformer.wiring.init_(transformer)
     transformer.wiring.init_(transformer, source, target)
     assert transformer.training
     assert transformer.decoder.stack.connections[0].sublayer.training
@@ -148,8 +145,8 @@ def test_checkpointing_keeps_numbers_with_masks_and_dropout():
     module = make_module(Transformer, **options)
     other = Transformer(*get_sizes(Transformer), dtype=f64, **options, checkpoint=True)
     other.load_state_dict(module.state_dict())
-    keep, tensors = make_padding(Transformer), make_inputs(Transformer)
-    a, b = (compute_gradients(lambda *t, m=m: m(*t, **keep), m.parameters(), tensors) for m in (module, other))
+    tensors = make_inputs(Transformer)
+    a, b = (compute_gradients(lambda *t, m=m: m(*t, **PADDING), m.parameters(), tensors) for m in (module, other))
     assert_same(a, b)
 
 
@@ -177,8 +174,8 @@ def test_signatures_of_the_three_modules_agree():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_transformer_compiles_into_one_graph():
     torch._dynamo.reset()
-    module, tensors, keep = make_module(Transformer, "deepnorm"), make_inputs(Transformer), make_padding(Transformer)
+    module, tensors = make_module(Transformer, "deepnorm"), make_inputs(Transformer)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    expected = compute_gradients(lambda *t: module(*t, **keep), module.parameters(), tensors)
-    assert_close(compute_gradients(lambda *t: compiled(*t, **keep), module.parameters(), tensors), expected)
+    expected = compute_gradients(lambda *t: module(*t, **PADDING), module.parameters(), tensors)
+    assert_close(compute_gradients(lambda *t: compiled(*t, **PADDING), module.parameters(), tensors), expected)
     torch._dynamo.reset()

@@ -105,9 +105,8 @@ def make_frozen(name):
     `run(x, outputs)` returns the stack's output and its streams with other outputs of the sublayers.
     """
     stack = ResidualStack([nn.Linear(D, D) for _ in range(6)], D, (EVERY | SCALED)[name], final_norm=False).double()
+    perturb(stack)
     with torch.no_grad():
-        for parameter in stack.parameters():
-            parameter.add_(0.4 * torch.randn_like(parameter))
         for key, parameter in stack.named_parameters():
             if key.endswith(("residual_bias", "branch_bias")):  # they count with the write of their sublayer
                 parameter.zero_()

@@ -44,8 +44,3 @@ def assert_close(actual, expected, limit=1e-12):
 def padding_mask(n):
     """Return a mask that is True for tokens that are not padding."""
     return torch.arange(n) < torch.tensor([n, n - 2, n - 3])[:, None]
-
-
-def make_padding(kind):
-    """Return the keyword argument that hides the padding of the first input."""
-    return {"source_key_mask": padding_mask(M)} if kind is Transformer else {"key_mask": padding_mask(N)}
