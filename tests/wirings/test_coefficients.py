@@ -95,8 +95,7 @@ def make_pair(wiring, reads=1, **options):
     with torch.no_grad():
         for connection, like in zip(stack.connections, plain.connections, strict=True):
             norms = connection.norm_in if isinstance(connection.norm_in, nn.ModuleList) else [connection.norm_in]
-            for parameter in like.norm_in.parameters():
-                parameter.add_(0.3 * torch.randn_like(parameter))
+            randomize(like.norm_in, 0.3)
             for norm in norms:
                 norm.load_state_dict(like.norm_in.state_dict())
     return stack, plain

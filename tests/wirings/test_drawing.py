@@ -37,7 +37,6 @@ EVERY = [
     Wiring("average", average, head=average_head, final_norm=True),
     wirings.mhc(single_pass=True), wirings.mhc(head="mean"), wirings.hyper_connections(1), wirings.hyper_connections(3, False),
     wirings.attention_residuals(2, True, 3), wirings.denseformer(2, 2), wirings.muddformer(3), wirings.x0_residual(backout=0.0),
-    Wiring("sublayers", lambda at: Row(norm_in=at.sublayer == 0), final_norm=True),
 ]  # fmt: skip
 
 

@@ -43,7 +43,6 @@ REFUSED = {
     "TypeError: shared is 'layer', expected True or False.": lambda: Learned(1.0, shared="layer"),
     # Wirings
     "TypeError: name is '', expected a text: what the wiring is called.": lambda: mine(name=""),
-    "TypeError: name is 3, expected a text: what the wiring is called.": lambda: mine(name=3),
     "TypeError: rule is 'pre_ln', expected a Row or a Stage, or a function that returns that of": lambda: mine("pre_ln"),
     "TypeError: final_norm is 1, expected True or False, or a function of the number of layers.": lambda: mine(final_norm=1),
     "TypeError: embedding_norm is 'layer', expected True or False.": lambda: mine(embedding_norm="layer"),

@@ -30,7 +30,11 @@ def make_stack(wiring, num_sublayers=6, reads=None, **options):
 
 
 def function(norm):
-    """Return a norm module's formula."""
+    """Return a norm module's formula, those of several, or None."""
+    if norm is None:
+        return None
+    if isinstance(norm, nn.ModuleList):
+        return [function(each) for each in norm]
     if isinstance(norm, nn.LayerNorm):
         return lambda x: F.layer_norm(x, (D,), norm.weight, norm.bias, norm.eps)
     eps = torch.finfo(torch.float64).eps if norm.eps is None else norm.eps
@@ -40,12 +44,7 @@ def function(norm):
 def parts(stack):
     """Return the sublayers, their input norms and the final norm, as functions."""
     connections = stack.connections
-    norms = [None if c.norm_in is None else norm_functions(c.norm_in) for c in connections]
-    return [c.sublayer for c in connections], norms, stack.norm_final and function(stack.norm_final)
-
-
-def norm_functions(norm):
-    return [function(each) for each in norm] if isinstance(norm, nn.ModuleList) else function(norm)
+    return [c.sublayer for c in connections], [function(c.norm_in) for c in connections], function(stack.norm_final)
 
 
 def coefficients(stack):
