@@ -7,7 +7,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from addnorm.ops.streams.kinds import GATE_KINDS
 from support.distributed import case, make_test
 from support.dtensors import assert_no_communication, close, compare_gradients, leaves, mesh_of, partial_of
-from support.stream_calls import StreamCall, f64, make_call
+from support.stream_calls import in_float64, make_call
 
 ROWS = (3, 5)  # two processes have two rows and one, or three and two
 CALLS = [*((kind, "write") for kind in GATE_KINDS), ("given", "shared"), ("given", "features"), ("manifold", "given"),
@@ -16,8 +16,7 @@ PARAMETERS = ("project", "scale", "base", "weight", "bias")
 
 
 def make_float64_call(kind, mode, rows=ROWS):
-    call = make_call(3, 6, rows, kind, mode=mode)
-    return StreamCall({name: t.to(f64) for name, t in call.tensors.items()}, kind, iterations=3)
+    return in_float64(make_call(3, 6, rows, kind, mode=mode), iterations=3)
 
 
 def distribute_call(call, mesh, placements, rows=ROWS):

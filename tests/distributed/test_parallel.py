@@ -24,6 +24,7 @@ from support.parallel_models import (
     encoder,
     gradients_of,
     inputs,
+    parallel_copy,
     share_folder,
     train,
 )
@@ -113,7 +114,7 @@ def plans_communicate_once_a_sublayer():
             {"all_gather_into_tensor": 10, "reduce_scatter_tensor": 8},  # one the gradient of the input
         ),
     ):
-        ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=sequence_parallel)
+        ours = parallel_copy(model, sequence_parallel)
         with torch.no_grad():
             assert communication(lambda ours=ours: ours(x)) == forward
         assert communication(lambda ours=ours: ours(x).sum().backward()) == both
@@ -124,7 +125,7 @@ def incremental_decoding_equals_one_process():
     model = randomize(addnorm.nn.Decoder(2, **SIZES)).eval()
     x, memory = inputs((2, 5, 16), (2, 4, 16))
     for sequence_parallel in (False, True):
-        ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=sequence_parallel)
+        ours = parallel_copy(model, sequence_parallel)
         cache = addnorm.nn.KeyValueCache()
         with torch.no_grad():
             steps = [ours(token, memory, cache=cache) for token in x.split(1, dim=1)]
@@ -158,7 +159,7 @@ def optimizers_step_as_one_process():
     stack = addnorm.ResidualStack(own, 16, "post_ln", dtype=torch.float64)
     (x,) = inputs()
     for model in map(randomize, (addnorm.nn.Encoder(1, **SIZES), stack)):
-        ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=True)
+        ours = parallel_copy(model, True)
         for m in (ours, model):
             optimizer = torch.optim.AdamW(m.parameters(), lr=0.01, foreach=True)
             for _ in range(2):
@@ -220,7 +221,7 @@ def meta_models_are_parallelized_before_they_have_values():
     with torch.device("meta"):
         ours = parallelize(addnorm.nn.Encoder(1, **SIZES), mesh_of())
     ours.to_empty(device="cpu")
-    state = parallelize(copy.deepcopy(model), mesh_of()).state_dict()
+    state = parallel_copy(model, False).state_dict()
     ours.load_state_dict(state)
     (x,) = inputs()
     assert_close(ours(x), model(x), **TOLERANCE)

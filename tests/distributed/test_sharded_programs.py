@@ -11,19 +11,16 @@ import addnorm
 from addnorm.distributed import parallelize
 from support.distributed import case, make_test
 from support.dtensors import mesh_of
+from support.equality import assert_same
 from support.families import shake
 from support.instrumented_model import assert_same_numbers, step
-from support.parallel_models import compare_steps, shard_layers, whole
+from support.parallel_models import compare_steps, inputs, shard_layers, whole
 from support.several_streams import make_mhc
 
 
 def build(wiring="mhc"):
     torch.manual_seed(0)
     return shake(addnorm.nn.Encoder(2, 16, 4, wiring=wiring).eval()).double()
-
-
-def batch():
-    return torch.randn(2, 6, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 
 
 def assert_same_program(found, wanted):
@@ -52,19 +49,19 @@ def check_fsdp2(plain, sharded, x):
 
 @case(2)
 def fsdp2_of_mhc():
-    check_fsdp2(build(), shard_layers(build()), batch())
+    check_fsdp2(build(), shard_layers(build()), *inputs())
 
 
 @case(1, 2, slow=True)
 def fsdp2_of_other_wirings():
     for wiring in ("hyper_connections", "attention_residuals", "gated_residual"):
-        check_fsdp2(build(wiring), shard_layers(build(wiring)), batch())
+        check_fsdp2(build(wiring), shard_layers(build(wiring)), *inputs())
 
 
 @case(2, slow=True)
 def fsdp1_of_mhc():
     """No second backward runs, which ends the process, and no parameter is moved, whose memory may be freed."""
-    x = batch()
+    (x,) = inputs()
     wanted = step(build(), x)
     for use_orig_params in (True, False):
         options = {"use_orig_params": use_orig_params, "device_id": torch.device("cpu")}
@@ -101,7 +98,7 @@ def fsdp2_of_a_model_by_hand():
 
 
 def check_tensor_parallelism(wiring):
-    plain, sharded, x = build(wiring), parallelize(build(wiring), mesh_of()), batch()
+    plain, sharded, (x,) = build(wiring), parallelize(build(wiring), mesh_of()), inputs()
     check_model(plain, sharded, x)
     for model, like in ((sharded, plain), (plain, sharded)):
         with pytest.raises(ValueError, match="that tensor parallelism splits"):
@@ -120,7 +117,7 @@ def tensor_parallel_streams_of_other_wirings():
 
 @case(2, slow=True)
 def sequence_parallel_streams():
-    plain, x = build("hyper_connections"), batch()
+    plain, (x,) = build("hyper_connections"), inputs()
     sharded = parallelize(build("hyper_connections"), mesh_of(), sequence_parallel=True)
     wanted, found = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
     assert found.closes
@@ -144,7 +141,7 @@ def verify_finds_the_error_of_a_sharded_model():
         before = [whole(p).clone() for p in sharded.parameters()]
         found, wanted = (addnorm.verify(model, x, wiring="mhc") for model in (sharded, plain))
         assert [str(one) for one in found.deviations] == [str(one) for one in wanted.deviations] != []
-        assert all(torch.equal(whole(p), t) for p, t in zip(sharded.parameters(), before, strict=True))
+        assert_same([whole(p) for p in sharded.parameters()], before)
 
 
 test_sharded_programs = make_test(globals())

@@ -43,6 +43,10 @@ def describe(inspection):
     return inspection.wiring, inspection.closes, stream.width, stream.num_layers, sites
 
 
+def assert_same_inspection(sharded, plain, x):
+    assert describe(addnorm.inspect(sharded, x)) == describe(addnorm.inspect(plain, x))
+
+
 def assert_same_series(actual, expected, *names):
     """Compare series of recordings whose sites have other names."""
     for role, statistic in names:
@@ -101,7 +105,7 @@ def tensor_parallel_linears():
 @case(2)
 def sequence_parallel_stream():
     plain, sharded, ids = build(), sequence_parallel(build()), tokens()
-    assert describe(addnorm.inspect(sharded, ids)) == describe(addnorm.inspect(plain, ids))
+    assert_same_inspection(sharded, plain, ids)
     rec, sharded_rec = step(plain, ids), step(sharded, ids, gather=True)
     assert_close(gradients_of(sharded), gradients_of(plain), **ROUND_OFF)
     skipped = ("in", "out", "read", "raw", "write", "grad", "norm_in", "norm_final")
@@ -151,7 +155,7 @@ def all_reduce_by_hand():
 def fsdp2_bfloat16():
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     plain, sharded, ids = build().bfloat16(), shard(build(), mp_policy=policy), tokens()
-    assert describe(addnorm.inspect(sharded, ids)) == describe(addnorm.inspect(plain, ids))
+    assert_same_inspection(sharded, plain, ids)
     assert sharded(ids).equal(plain(ids))
     assert_same_numbers(step(sharded, ids, gather=True), step(plain, ids), skip=("params",), rtol=2e-2, atol=2e-2)
     unrecorded = shard(build(), mp_policy=policy)
@@ -250,16 +254,15 @@ def fsdp1():
             ablated = wrapped(ids)
         with addnorm.ablate(expected.sites[0]), torch.no_grad():
             assert_close(ablated, plain(ids))
-        with pytest.raises(ValueError, match="gather is True, expected False for FullyShardedDataParallel"):
-            step(wrapped, ids, gather=True)
-        with pytest.raises(ValueError, match="fuse the model first, and shard it then"):
-            addnorm.fuse(wrapped, ids)
+        whole = partial(step, wrapped, ids, gather=True)
+        assert_raises("ValueError: gather is True, expected False for FullyShardedDataParallel", whole)
+        assert_raises("fuse the model first, and shard it then", partial(addnorm.fuse, wrapped, ids))
 
 
 @case(2, slow=True)
 def ddp():
     plain, wrapped, ids = build(), nn.parallel.DistributedDataParallel(build()), tokens()
-    assert describe(addnorm.inspect(wrapped.module, ids)) == describe(addnorm.inspect(plain, ids))
+    assert_same_inspection(wrapped.module, plain, ids)
     assert addnorm.inspect(wrapped, ids).wiring == addnorm.inspect(plain, ids).wiring
     assert_same_series(step(wrapped, ids), step(plain, ids), ("out", "rms"), ("params", "grad_l2"))
 

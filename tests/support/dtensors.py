@@ -18,7 +18,7 @@ def mesh_of(*shape):
     return init_device_mesh("cpu", shape or (dist.get_world_size(),))
 
 
-def distribute(call, mesh, placements):
+def distribute(call, mesh, *placements):
     """Return a call's tensors as DTensors: the stream placed, the parameters replicated."""
     replicated = [Replicate()] * mesh.ndim
 
@@ -44,7 +44,7 @@ def close(actual, expected, message):
 
 def compare(call, mesh, placements, message):
     """Compare outputs and gradients of a call with those of one process; also y alone, and calls without gradients."""
-    tensors = distribute(call, mesh, placements)
+    tensors = distribute(call, mesh, *placements)
     functions = (
         {"": call} if call.norm == "none" else {"": call, ", y alone": lambda tensors: {"y": call.y_alone(tensors)}}
     )

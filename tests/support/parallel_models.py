@@ -41,11 +41,16 @@ def gradients_of(model):
     return packed({name: whole(p.grad) for name, p in model.named_parameters()})
 
 
+def parallel_copy(model, sequence_parallel):
+    """Return a copy of the model under the plan of all processes."""
+    return parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=sequence_parallel)
+
+
 def compare(model, *inputs, plans=(False, True), prepare=lambda model: None, **options):
     """Compare a model under both plans with one process: output, gradients of all parameters and of the inputs."""
     expected = run(model, inputs, options)
     for sequence_parallel in plans:
-        ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=sequence_parallel)
+        ours = parallel_copy(model, sequence_parallel)
         prepare(ours)
         actual = run(ours, inputs, options)
         assert type(actual[0]) is torch.Tensor
