@@ -72,7 +72,6 @@ def test_autocast_is_as_in_eager(dtype):
     capture = capture_graphs(model)
     with torch.no_grad(), torch.autocast("cpu", dtype):
         expected, result = model(X), capture.compiled(X)
-    assert expected.dtype == result.dtype
     assert relative_difference(expected, result) < 2 * torch.finfo(dtype).eps
     with torch.autocast("cpu", dtype):
         check_equal(model, capture.compiled, X, 8 * torch.finfo(dtype).eps)

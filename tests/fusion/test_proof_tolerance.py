@@ -136,7 +136,7 @@ def test_low_precision_without_float64_uses_float32():
 
 
 def test_proof_of_a_float64_model_uses_roundings():
-    model = make_layer(dropout=0.0).double()
+    model = make_layer().double()
     proof = prove_call(model, with_library_norms(model), x=X.double())
     assert proof.holds
     assert proof.oracle == "the model itself is in float64"

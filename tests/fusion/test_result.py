@@ -22,9 +22,9 @@ def difference(name, max_abs=1e-7, error=2e-7, tolerance=4e-7):
     return Difference(name, max_abs, error, 3.0, tolerance)
 
 
-def timing(before, after, rounds=7, spread=0.1):
+def timing(before, after, rounds=7):
     """Return times whose ratio is measured to two percent."""
-    quartiles = (((1 - spread) * t, (1 + spread) * t) for t in (before, after))
+    quartiles = ((0.9 * t, 1.1 * t) for t in (before, after))
     return Timing(before, after, rounds, *quartiles, before / after, (0.98 * before / after, 1.02 * before / after))
 
 

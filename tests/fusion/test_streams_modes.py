@@ -15,7 +15,19 @@ from support.graph_capture import capture_graphs, relative_difference
 from support.random_programs import D as WIDTH
 from support.random_programs import random_program
 from support.several_streams import make_mhc
-from support.stream_boundary import Boundary, D, N, X, assert_as_exact, assert_close, broadcast_sums, deepseek, train
+from support.stream_boundary import (
+    Boundary,
+    D,
+    N,
+    X,
+    assert_as_exact,
+    assert_close,
+    broadcast_sums,
+    deepseek,
+    outer,
+    read,
+    train,
+)
 from support.stream_steps import noise
 
 pytestmark = QUIET
@@ -90,9 +102,9 @@ def test_products_that_autocast_rounds_are_reported():
 
 def test_autocast_inside_separates_write_and_read():
     def inside(m, x, w, a, b, c):
-        new = (a.unsqueeze(-1) * x.unsqueeze(-3)).sum(-2) + w.unsqueeze(-2) * b[..., None]
+        new = a @ x + outer(b, w)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=x.dtype != torch.float64):
-            return new, m.norm((c.unsqueeze(-1) * new).sum(-2))
+            return new, m.norm(read(c, new))
 
     model = Boundary(inside)
     capture = capture_graphs(model)
@@ -184,19 +196,7 @@ def test_fuse_in_inference_mode():
 
 @pytest.mark.parametrize(("n", "d"), [(1, 16), (4, 4), (16, 4), (4, 1), (17, 16)])
 def test_unusual_numbers_of_streams_and_features(n, d):
-    class Streams(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.f, self.norm, self.gates = nn.Linear(d, d), nn.LayerNorm(d), nn.Linear(d, n * (n + 2))
-
-        def forward(self, x):
-            z = self.gates(x.mean(-2)).sigmoid()
-            return deepseek(
-                self, x, self.f(x.mean(-2)), z[..., : n * n].unflatten(-1, (n, n)), *z[..., n * n :].split(n, -1)
-            )
-
-    model, x = Streams(), torch.randn(2, 3, n, d)
+    model, x = Boundary(deepseek, n, d), torch.randn(2, 3, n, d)
     capture = capture_graphs(model)
     assert_as_exact(model, capture.compiled, x)
     assert capture.reasons == ([None] if 1 < n < 17 and d > 1 else [])
@@ -206,7 +206,7 @@ def test_dimensions_that_can_be_exchanged_follow_the_read():
     """X + b w has two meanings if d is small; here the read sums over the last dimension."""
 
     def turned(m, x, w, a, b, c):
-        new = x + b.unsqueeze(-1) * w.unsqueeze(-2)
+        new = x + outer(b, w)
         return new, nn.functional.layer_norm(new.mean(-1), (N,))
 
     model = Boundary(turned)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import addnorm
 from addnorm.fusion import backend as module
 from addnorm.fusion import pattern, rewrite
-from support.call_faults import all_hold, capture, change_results, fuse_copies
+from support.call_faults import all_hold, assert_calls_hold, capture, change_results, fuse_copies
 from support.changed_models import Function
 from support.fused_model import QUIET, D, Model, X, fuse
 from support.graph_capture import FunctionModel
@@ -99,9 +99,7 @@ CHANGES = {
 def graphs():
     """Return the graphs of a model whose calls hold."""
     captured = capture(Mixed(), X)
-    differences, count = fuse_copies(captured)
-    assert count == 2
-    assert all_hold(differences)
+    assert_calls_hold(captured, 2)
     return captured
 
 
@@ -169,9 +167,7 @@ def test_add_inside_a_fused_norm_is_not_fused():
         centered = z - z.mean(-1, keepdim=True)
         return m.norm(centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + 1e-5) * m.weight + m.bias)
 
-    differences, count = fuse_copies(capture(FunctionModel(forward), X[0, 0]))
-    assert count == 1
-    assert all_hold(differences)
+    assert_calls_hold(capture(FunctionModel(forward), X[0, 0]), 1)
 
 
 @pytest.mark.parametrize("is_late", [True, False])
@@ -182,6 +178,4 @@ def test_casting_is_known_from_one_row_of_few_features(is_late):
         return y.to(z.dtype) * m.w if is_late else (y * m.w.float()).to(z.dtype)
 
     x = noise(5).bfloat16()
-    differences, count = fuse_copies(capture(Function(forward, 5).bfloat16(), x))
-    assert count == 1
-    assert all_hold(differences)
+    assert_calls_hold(capture(Function(forward, 5).bfloat16(), x), 1)

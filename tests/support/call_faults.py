@@ -37,6 +37,13 @@ def all_hold(differences):
     return all(difference.holds for difference in differences)
 
 
+def assert_calls_hold(graphs, number):
+    """Check that copies of graphs have so many fused calls, and that all hold."""
+    differences, count = fuse_copies(graphs)
+    assert count == number
+    assert all_hold(differences)
+
+
 def change_inputs(change, only=None):
     """Return a fault: what a call receives is changed, at one site or at all."""
 

@@ -23,9 +23,9 @@ def prove_call(model, after=None, x=X):
     return prove(model, model, model if after is None else after, (x,), {})
 
 
-def make_layer(**options):
+def make_layer(dropout=0.0):
     torch.manual_seed(0)
-    made = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, layer_norm_eps=1e-12, **options)
+    made = nn.TransformerEncoderLayer(16, 2, 32, dropout, batch_first=True, layer_norm_eps=1e-12)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if "bias" in name or "norm" in name:

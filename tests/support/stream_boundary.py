@@ -15,16 +15,16 @@ X = noise(2, 3, N, D)
 class Boundary(nn.Module):
     """One boundary: a write with coefficients of each token, a read and its norm; `function` spells them."""
 
-    def __init__(self, function):
+    def __init__(self, function, n=N, d=D):
         super().__init__()
         torch.manual_seed(0)
-        self.function, self.f, self.gates = function, nn.Linear(D, D), nn.Linear(D, N * (N + 2))
-        self.norm, self.weight = nn.LayerNorm(D), nn.Parameter(torch.rand(D) + 0.5)
+        self.function, self.n, self.f, self.gates = function, n, nn.Linear(d, d), nn.Linear(d, n * (n + 2))
+        self.norm, self.weight = nn.LayerNorm(d), nn.Parameter(torch.rand(d) + 0.5)
 
     def forward(self, x):
-        w = self.f(x.mean(-2))
+        n, w = self.n, self.f(x.mean(-2))
         z = self.gates(x.mean(-2)).sigmoid()
-        return self.function(self, x, w, z[..., : N * N].unflatten(-1, (N, N)), *z[..., N * N :].split(N, -1))
+        return self.function(self, x, w, z[..., : n * n].unflatten(-1, (n, n)), *z[..., n * n :].split(n, -1))
 
 
 def outer(b, w):
