@@ -13,11 +13,10 @@ from torch.testing import assert_close
 import addnorm
 from addnorm.ops.schema import ForwardArguments
 from support.pairwise import rotate, some, with_values
+from support.torch_transformers import randomize
 
-pytestmark = [
-    # torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+# torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -163,9 +162,7 @@ def test_gradient_between_two_graphs_has_a_derivative(call):
     module = torch.nn.Linear(8, 8)
     module.norm = torch.nn.LayerNorm(8)
     module.stack = addnorm.ResidualStack([torch.nn.Linear(8, 8) for _ in range(2)], 8, "mhc")
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(torch.randn_like(p) * 0.3)
+    randomize(module, 0.3)
 
     def force(x):
         x = x.detach().requires_grad_()

@@ -8,8 +8,9 @@ import torch
 
 import addnorm
 from support.cases import bf16, f64, make
+from support.equality import assert_same
 from support.fuzz_bits import is_same
-from support.inplace_calls import IN_PLACE, in_place, nan, same
+from support.inplace_calls import IN_PLACE, in_place, nan
 from support.marks import needs_kernels
 from support.memory_layouts import LAYOUTS
 from support.pairwise import product
@@ -20,7 +21,7 @@ def test_default_eps_follows_the_dtype_of_outs_z():
     y, z = addnorm.add_rms_norm(x, b, residual_dtype=f64, return_residual=True)
     out = (nan(y), nan(z))
     addnorm.add_rms_norm(x, b, return_residual=True, out=out)
-    assert same({"y": out[0], "z": out[1]}, {"y": y, "z": z})
+    assert_same(out, (y, z))
     x64, y64 = x.to(f64), b.to(f64)
     expected = addnorm.add_rms_norm(x64, y64)
     assert addnorm.add_rms_norm_(x64, y64).equal(expected)
@@ -54,7 +55,7 @@ def test_strided_memory_is_written_and_nothing_beside_it(layout, variant, dtypes
     pairs = {name: (tensors[name], t._base.clone()) for name, t in tensors.items() if t._base is not None}
     assert pairs
     actual = in_place(call, tensors)
-    assert same(actual, expected)
+    assert_same(actual, expected)
     for name, (t, base) in pairs.items():
         unwritten = base.as_strided(t.shape, t.stride(), t.storage_offset())
         unwritten.copy_(t)

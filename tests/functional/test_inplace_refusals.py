@@ -8,7 +8,8 @@ import torch
 
 import addnorm
 from support.cases import Call, bf16, f64, make
-from support.inplace_calls import in_place, into, same
+from support.equality import assert_same
+from support.inplace_calls import in_place, into
 from support.refusals import assert_raises
 
 x, b, row = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8)
@@ -57,7 +58,7 @@ REFUSED = {
 def test_invalid_targets_raise_and_write_nothing(sentence):
     before = [t.clone() for t in (x, b, row, buffer)]
     assert_raises(sentence, REFUSED[sentence])
-    assert all(t.equal(old) for t, old in zip((x, b, row, buffer), before, strict=True))
+    assert_same((x, b, row, buffer), before)
 
 
 def test_empty_tensors_share_no_memory():
@@ -104,7 +105,7 @@ def test_each_input_that_requires_a_gradient_is_refused(variant, target):
         )
         with pytest.raises(RuntimeError, match=f"^{re.escape(sentence)}$"):
             write(call, target, tensors, targets)
-        assert same(tensors, call.tensors)
+        assert_same(tensors, call.tensors)
         assert all(t.equal(x) for t in targets)
         with torch.no_grad():
             write(call, target, tensors, targets)
@@ -149,7 +150,7 @@ def test_tensors_of_inference_mode_are_written(options):
         t, s = torch.randn(4, 8), torch.randn(4, 8)
         y, z = addnorm.add_layer_norm(t, s, **options, return_residual=True)
         addnorm.add_layer_norm_(t, s, **options)
-        assert same({"y": s, "z": t}, {"y": y, "z": z})
+        assert_same((s, t), (y, z))
         assert y.is_inference()
         outside = torch.randn(4, 8).clone()
     with torch.no_grad():

@@ -14,9 +14,11 @@ from torch.utils._pytree import tree_map_only
 import addnorm
 from support.cases import FUNCTIONS, OWN_DTYPES, bf16, f32, f64, make
 from support.equality import assert_same
-from support.inplace_calls import IN_PLACE, in_place, into, nan, same
+from support.inplace_calls import IN_PLACE, in_place, into, nan
 from support.pairwise import rotate, some
 
+# torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 x, b = torch.randn(4, 8), torch.randn(4, 8)
 plain_and_scaled = pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=str)
 
@@ -28,7 +30,7 @@ def test_under_autocast_y_has_the_dtype_of_its_memory(options):
     expected = call()
     with torch.autocast("cpu", dtype=bf16):
         assert call()["y"].dtype == f32  # the dtype of F.layer_norm of the stream
-        assert same(in_place(call), expected)
+        assert_same(in_place(call), expected)
         out = nan(expected["y"])
         assert into(call, out).equal(expected["y"])
 
@@ -75,7 +77,6 @@ def stack(t, s, w):
     return y, other + 0.0
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("backend", "dtypes"),
     rotate(["aot_eager", "inductor"], ["float32", "float32 stream, bfloat16 branch"], 1),
@@ -93,7 +94,6 @@ def test_compiled_graph_writes_the_same_memory(backend, dtypes):
     assert [t._version > version for t, version in zip(inputs, versions, strict=True)] == [True, True, False]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("backend", some(["aot_eager", "inductor"], ["aot_eager"]))
 def test_compiled_overlap_raises_or_is_computed_aside(backend):
     torch._dynamo.reset()
@@ -113,7 +113,6 @@ def test_compiled_overlap_raises_or_is_computed_aside(backend):
     assert rows.equal(before) if raised else rows[:4].equal(expected)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_in_place_raises_the_sentence():
     for function, sentence in (
         (lambda t: addnorm.add_layer_norm_(t, b), "residual requires a gradient, expected none"),

@@ -23,18 +23,12 @@ def in_place(call, tensors=None):
     return {"z": tensors["residual"]} if call.norm == "none" else {"y": tensors["branch"], "z": tensors["residual"]}
 
 
-def into(call, out, **options):
+def into(call, out):
     """Run the call with out= and return its result."""
-    arguments = call.tensors | call.options | options
+    arguments = call.tensors | call.options
     if call.norm == "none":
         return addnorm.add_residual(**arguments, out=out)
     return FUNCTIONS[call.norm](**arguments, eps=call.eps, return_residual=isinstance(out, tuple), out=out)
-
-
-def same(actual, expected):
-    return all(actual[name].equal(t) and actual[name].dtype == t.dtype for name, t in expected.items()) and len(
-        actual
-    ) == len(expected)
 
 
 def nan(like):

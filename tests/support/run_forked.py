@@ -4,7 +4,6 @@ tests/functional/test_fork.py runs it:
 run_forked.py OPERATION HOW [OPERATION HOW ...]      prints for each pair whether the child's bits are the parent's
 """
 
-import multiprocessing
 import os
 import sys
 
@@ -59,24 +58,15 @@ def main(name, how):
     torch.set_num_threads(2)
     operation = OPERATIONS[name]
     expected = operation()
-
-    def child():
-        if "one thread" in how:
-            torch.set_num_threads(1)
-        os._exit(0 if operation().equal(expected) else 3)
-
     if how == "DataLoader":
         items = list(DataLoader(Calls(operation), batch_size=None, num_workers=2, multiprocessing_context="fork"))
         print("same" if len(items) == 4 and all(item.equal(expected) for item in items) else "other")
-    elif how.startswith("multiprocessing"):
-        process = multiprocessing.get_context("fork").Process(target=child)
-        process.start()
-        process.join()
-        print({0: "same", 3: "other"}.get(process.exitcode, process.exitcode))
     else:
         pid = os.fork()
         if pid == 0:
-            child()
+            if "one thread" in how:
+                torch.set_num_threads(1)
+            os._exit(0 if operation().equal(expected) else 3)
         print({0: "same", 3: "other"}[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])])
     # The parent's threads still exist.
     print("same" if operation().equal(expected) else "other")
