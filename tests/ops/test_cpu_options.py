@@ -9,7 +9,6 @@ from support.cases import DTYPES, VARIANTS, bf16, f16, f32, f64, gradients, make
 from support.marks import needs_kernels
 from support.pairwise import rotate
 
-ops = torch.ops.addnorm
 pytestmark = needs_kernels
 
 

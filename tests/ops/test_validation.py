@@ -167,7 +167,7 @@ def test_wrong_tensors_of_streams_are_refused_by_name(kind):
 
 # The operators.
 
-x, ones, f32 = torch.randn(3, 4), torch.ones(4), torch.float32
+x, f32 = torch.randn(3, 4), torch.float32
 _, z, stats = torch.ops.addnorm.add_norm_forward(x, x, None, None, 1e-5, 0)
 INPUTS = {"residual": x, "branch": x, "weight": None, "bias": None, "eps": 1e-5}
 PLAIN = ("add_norm_stream", INPUTS | {"norm": 1})

@@ -63,11 +63,11 @@ def described(name, kernel):
     }  # fmt: skip
 
 
-def of(variant, dtypes, d, rows=4):
+def of(variant, dtypes, d):
     """Return the descriptions of the kernels of a forward and a backward."""
     forget()
     with OnTriton():
-        gradients(make(variant, dtypes, (rows, d)))
+        gradients(make(variant, dtypes, (4, d)))
     return [described(*pair) for pair in compiled()]
 
 

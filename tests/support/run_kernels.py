@@ -98,7 +98,7 @@ class ReadCall:
                 (partial(self, compute=attend.reads_of), f64),
             )
         )
-        sizes = tree_map(lambda t: t.abs().max().item(), exact)
+        sizes = tree_map(stream_calls.worst, exact)
         largest = max(size for name, size in sizes.items() if name.startswith("d"))
         num_sources = sum(name.startswith("source") for name in self.tensors)
         num_tokens = self.tensors["source 0"].shape[:-1].numel()

@@ -144,15 +144,15 @@ def assert_accurate(call, roundings=16):
     exact = run(lambda t: call.formula(t, ours["streams"]), call.leaves(f64), cotangents)
     exact_theirs = run(lambda t: call.formula(t, theirs["streams"]), call.leaves(f64), cotangents)
     with torch.no_grad():  # X' itself is not compared with its own value
-        exact["streams"], exact_theirs["streams"] = (call.formula(call.leaves(f64))["streams"] for _ in range(2))
+        exact["streams"] = exact_theirs["streams"] = call.formula(call.leaves(f64))["streams"]
     terms = terms_of_coefficients(call, ours["streams"], cotangents)
     for name, value in ours.items():
         if not value.numel():
             continue
         error, reference = worst(value, exact[name]), worst(theirs[name], exact_theirs[name])
-        size = exact[name].abs().max().item()
+        size = worst(exact[name])
         if call.kind == "hyper" and name in ("collapse", "mix", "inject"):
-            size = max(size, sum(call.tensors[part].abs().max().item() for part in ("base", "scale")))
+            size = max(size, sum(worst(call.tensors[part]) for part in ("base", "scale")))
         bound = (
             2 * reference
             + roundings * UNIT[f32] * size
@@ -160,9 +160,7 @@ def assert_accurate(call, roundings=16):
         )
         if name.startswith("d"):
             bound += (
-                roundings
-                * UNIT[f32]
-                * max(t.abs().max().item() for key, t in exact.items() if key.startswith("d") and t.numel())
+                roundings * UNIT[f32] * max(worst(t) for key, t in exact.items() if key.startswith("d") and t.numel())
             ) + 4 * UNIT[f32] * terms.get(name, 0.0)
         assert value.dtype == theirs[name].dtype, name
         assert error <= bound, f"{name}: error {error:.3g}, bound {bound:.3g}, torch {reference:.3g}"
@@ -186,7 +184,7 @@ def terms_of_coefficients(call, streams, cotangents):
         normed = F.layer_norm(r, r.shape[-1:], tensors["weight"], None, eps)
     (gradient,) = torch.autograd.grad(normed, r, cotangents["read"].to(f64))
     c.backward((gradient.unsqueeze(-2) * x).abs().sum(-1))
-    return {f"d{name}": t.grad.abs().max().item() for name, t in tensors.items() if t.grad is not None and t.numel()}
+    return {f"d{name}": worst(t.grad) for name, t in tensors.items() if t.grad is not None and t.numel()}
 
 
 def make_cotangents(call):
@@ -195,14 +193,9 @@ def make_cotangents(call):
         return tree_map(lambda t: torch.randn(t.shape, dtype=f32).to(t), call())
 
 
-def worst(t, exact):
-    """Return the largest error."""
-    return (t.to(f64) - exact.to(f64)).abs().max().item()
-
-
-def without(call, *names):
-    """Return the call without some tensors."""
-    return replace(call, tensors={name: t for name, t in call.tensors.items() if name not in names})
+def worst(t, exact=0.0):
+    """Return the largest error, or without exact values the largest magnitude."""
+    return (t.to(f64) - exact).abs().max().item()
 
 
 def in_float64(call, **changes):

@@ -3,7 +3,6 @@
 `TRITON_INTERPRET=1` must be in the environment before Triton is imported; conftest.py sets it.
 """
 
-import functools
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -86,14 +85,3 @@ class Interpreted(OnTriton):
             yield
         finally:
             self.__enter__()
-
-
-def on_triton(function):
-    """Decorate a function to run with the Triton kernels."""
-
-    @functools.wraps(function)
-    def run(*args, **kwargs):
-        with Interpreted():
-            return function(*args, **kwargs)
-
-    return run

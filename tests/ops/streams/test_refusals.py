@@ -24,8 +24,10 @@ def test_wrong_numbers_of_gates_are_refused(name):
         gates = addnorm.StreamGates("manifold", torch.randn(8, 32), torch.ones(3), torch.ones(8))._replace(
             **{name: value}
         )
-        with pytest.raises(ValueError, match=f"{name} is {value!r}, expected"):
-            addnorm.add_norm_streams(torch.randn(3, 2, 16), gates=gates)
+        assert_raises(
+            f"ValueError: {name} is {value!r}, expected",
+            lambda gates=gates: addnorm.add_norm_streams(torch.randn(3, 2, 16), gates=gates),
+        )
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])

@@ -5,7 +5,6 @@ The resulting speed can only be measured on a GPU (benchmarks/bench_gpu.py).
 
 import json
 import os
-import sys
 
 import pytest
 
@@ -63,33 +62,35 @@ SOMEWHERE = [
     ("LayerNorm", "bfloat16", 16384),
     ("LayerNorm", "bfloat16", 40000),
 ]
-SIZES = [4, 1, 2, 7, 16, 33, 160]
+SIZES = (4, 1, 2, 7, 16, 33, 160)
 BATCHES = [
-    ("LayerNorm", "bfloat16", 768, [4, 1, 16, 33]),  # whose first kernels KEPT[1] has compiled
-    ("RMSNorm", "float32", 64, [4, 1, 16, 33]),
+    ("LayerNorm", "bfloat16", 768, (4, 1, 16, 33)),  # whose first kernels KEPT[1] has compiled
+    ("RMSNorm", "float32", 64, (4, 1, 16, 33)),
     ("RMSNorm", "float32", 40000, SIZES[:3]),
     ("everything, LayerNorm", "bfloat16", 128, SIZES),
 ]
 BUFFERS = [(256,), (40000,)]
 # Streams: kind, dtype, n, d_model, compute capability, numbers of tokens.
 STREAMS = [
-    ("hyper", "bfloat16", 2, 100, 90, [1, 20]),
-    *((kind, "bfloat16", 4, 1024, 90, [1, 20, 600]) for kind in ("given", "manifold", "hyper")),
-    ("manifold", "bfloat16", 4, 1024, 100, [20]),
-    ("hyper", "float32", 2, 100, 100, [20]),
-    ("manifold", "float32", 8, 1000, 80, [20]),
-    ("hyper", "float32", 8, 1000, 120, [20]),
-    ("independent", "float16", 6, 768, 80, [20]),
-    ("gates", "float32", 1, 4096, 120, [20]),
+    ("hyper", "bfloat16", 2, 100, 90, (1, 20)),
+    *((kind, "bfloat16", 4, 1024, 90, (1, 20, 600)) for kind in ("given", "manifold", "hyper")),
+    ("manifold", "bfloat16", 4, 1024, 100, (20,)),
+    ("hyper", "float32", 2, 100, 100, (20,)),
+    ("manifold", "float32", 8, 1000, 80, (20,)),
+    ("hyper", "float32", 8, 1000, 120, (20,)),
+    ("independent", "float16", 6, 768, 80, (20,)),
+    ("gates", "float32", 1, 4096, 120, (20,)),
 ]
 # Compiled by default; the other cases are slow. A few seconds each, unless Triton's cache has them.
 DEFAULT = [KEPT[1], KEPT[10], OUTPUTS[1], LONG[0], SOMEWHERE[0], BATCHES[0], BUFFERS[0], STREAMS[0]]
 
 
-def cases(*lists):
-    """Return the cases as parameters of pytest: those that are not in DEFAULT are slow."""
+def each(*lists):
+    """Run a test with each case of these lists: those that are not in DEFAULT are slow."""
     rows = [case for some in lists for case in some]
-    return [pytest.param(case, marks=() if case in DEFAULT else pytest.mark.slow, id=str(case)) for case in rows]
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, marks=() if case in DEFAULT else pytest.mark.slow, id=str(case)) for case in rows]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,20 +102,17 @@ def results(request):
         "of": KEPT + CROWDED + LONG, "outputs": OUTPUTS, "batches": BATCHES, "in_given_memory": BUFFERS, "somewhere": SOMEWHERE,
         "of_streams": STREAMS,
     }  # fmt: skip
-    requests = [[name, case] for name, rows in functions.items() for case in rows if case in selected]
-    requests.append(["kept", (256,)])
+    requests = [(name, case) for name, rows in functions.items() for case in rows if case in selected]
+    requests.append(("kept", (256,)))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    path = os.pathsep.join([str(SUPPORT), *sys.path])
-    options = {"input": json.dumps(requests), "env": environment | {"PYTHONPATH": path}}
-    process = run_python(SUPPORT / "run_compiled.py", **options)
-    keys = [(name, json.dumps(arguments)) for name, arguments in requests]
-    return dict(zip(keys, json.loads(process.stdout), strict=True))
+    process = run_python(SUPPORT / "run_compiled.py", input=json.dumps(requests), env=environment)
+    return dict(zip(requests, json.loads(process.stdout), strict=True))
 
 
-@pytest.mark.parametrize("case", cases(KEPT))
+@each(KEPT)
 def test_row_stays_in_registers(results, case):
     """A thread's part of a row is 64 bytes or more. Fewer spilled bytes, beside sums that fill the registers, are no row."""
-    for kernel in results["of", json.dumps(case)]:
+    for kernel in results["of", case]:
         assert kernel["stack"] <= SPILLED.get(case, 0), kernel
         assert kernel["dynamic"] <= 96 * 1024, kernel
         # One double-precision number would widen everything that it is combined with.
@@ -123,63 +121,63 @@ def test_row_stays_in_registers(results, case):
         assert kernel["fused"] == 0, kernel
 
 
-@pytest.mark.parametrize("case", cases([case for case in KEPT if "everything" not in case[0] and case[2] != TWICE]))
+@each([case for case in KEPT if "everything" not in case[0] and case[2] != TWICE])
 def test_rows_are_accessed_sixteen_bytes_at_a_time(results, case):
-    for kernel in results["of", json.dumps(case)]:
+    for kernel in results["of", case]:
         narrow = [access for access in kernel["accesses"] if access not in ("v4.b32", "b64")]
         # Only the two statistics of a row and the gradients of parameters are narrower.
         assert len(narrow) <= 4, kernel
         assert len(narrow) < len(kernel["accesses"]), kernel
 
 
-@pytest.mark.parametrize("case", cases(OUTPUTS))
+@each(OUTPUTS)
 def test_order_of_sums_ignores_the_requested_outputs(results, case):
     """Otherwise y alone would have other bits than y with the stream, and inference other bits than training."""
-    orders = results["outputs", json.dumps(case)]
+    orders = results["outputs", case]
     assert all(order == orders["y"] for order in orders.values())
     assert orders["y"]
 
 
-@pytest.mark.parametrize("case", cases(KEPT, LONG))
+@each(KEPT, LONG)
 def test_every_quotient_and_root_is_correctly_rounded(results, case):
     """An approximation may differ on another GPU, and x / 1 need not be x: a constant row would not be exact."""
-    for kernel in results["of", json.dumps(case)]:
+    for kernel in results["of", case]:
         assert not kernel["approximate"], kernel
 
 
-@pytest.mark.parametrize("case", cases(CROWDED))
+@each(CROWDED)
 def test_shared_memory_fits_smaller_gpus(results, case):
     """GPUs of compute capability 8.6, 8.9 and 12 have 99 KB for one program, an H100 227 KB."""
-    for kernel in results["of", json.dumps(case)]:
+    for kernel in results["of", case]:
         assert kernel["dynamic"] <= 99 * 1024, kernel
 
 
-@pytest.mark.parametrize("case", cases(BUFFERS))
+@each(BUFFERS)
 def test_out_has_the_bits_of_new_memory_at_any_alignment(results, case):
-    fresh, *buffers = results["in_given_memory", json.dumps(case)]
+    fresh, *buffers = results["in_given_memory", case]
     assert buffers == [fresh, fresh]
     assert fresh
 
 
-@pytest.mark.parametrize("case", cases(SOMEWHERE))
+@each(SOMEWHERE)
 def test_order_of_sums_ignores_alignment(results, case):
     """Otherwise a row's bits would depend on its offset in the batch, and a view would differ from its copy."""
-    kernels = results["somewhere", json.dumps(case)]
+    kernels = results["somewhere", case]
     assert {"forward_kernel", "backward_kernel"} <= set(kernels)
     for kernel, orders in kernels.items():
         assert len(orders) == 1, kernel
 
 
-@pytest.mark.parametrize("case", cases(BATCHES))
+@each(BATCHES)
 def test_another_batch_size_compiles_no_new_kernel(results, case):
-    kernels = results["batches", json.dumps(case)]
+    kernels = results["batches", case]
     assert kernels == kernels[:1] * len(kernels)
 
 
-@pytest.mark.parametrize("case", cases(STREAMS))
+@each(STREAMS)
 def test_kernels_of_streams_fit_every_gpu(results, case):
     """One kernel each, whatever the number of tokens: the forward writes the streams, the backward computes them again."""
-    kernels = results["of_streams", json.dumps(case)]
+    kernels = results["of_streams", case]
     names = [kernel["kernel"] for kernel in kernels]
     expected = ["write_kernel", "read_kernel", "read_backward_kernel", "write_backward_kernel"]
     if case[0] != "given":
@@ -194,4 +192,4 @@ def test_kernels_of_streams_fit_every_gpu(results, case):
 
 def test_strides_and_alignment_reuse_the_compiled_kernel(results):
     """Contiguous, aligned or not; two strides of rows that are read in place; one of rows that are copied."""
-    assert results["kept", json.dumps((256,))] == [1, 1, 2, 2, 2]
+    assert results["kept", (256,)] == [1, 1, 2, 2, 2]

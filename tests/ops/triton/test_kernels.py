@@ -28,12 +28,9 @@ from support.cases import (
 )
 from support.operator_calls import assert_equal_references, record_calls
 from support.pairwise import mark_slow, rotate, some, with_values
-from support.triton_interpreter import Interpreted
 from support.triton_operators import TRITON
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="nothing is interpreted: test_cuda.py runs on the GPU"
-)
+pytestmark = pytest.mark.usefixtures("on_triton")
 
 TABLE = [
     *with_values(rotate(list(VARIANTS), list(DTYPES), 1), (3, 33)),
@@ -43,13 +40,6 @@ TABLE = [
     ),
     pytest.param("RMSNorm", "bfloat16", (2, plan.FORWARD_ROW + 5), marks=pytest.mark.slow),  # more than fits in registers
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def on_triton():
-    """Replace the operators by Triton's."""
-    with Interpreted() as mode:
-        yield mode
 
 
 @pytest.fixture

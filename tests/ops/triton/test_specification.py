@@ -3,25 +3,13 @@
 # ruff: noqa: F403 - what is tested there is tested here
 
 import pytest
-import torch
 
 from functional.test_edges import *
 from functional.test_functional import *
 from functional.test_inplace import *
 from ops.test_autograd import *
 from ops.test_philox import *
-from support.triton_interpreter import Interpreted
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is interpreted: test_cuda.py runs on the GPU"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_triton")]
 
 del test_contiguous_memory_is_overwritten_without_any_new  # noqa: F821 - the interpreter copies what a kernel writes
-
-
-@pytest.fixture(autouse=True)
-def on_triton():
-    """Replace the operators by Triton's."""
-    with Interpreted():
-        yield

@@ -15,21 +15,17 @@ from support.pairwise import mark_slow
 from support.stream_calls import (
     BY_TOKEN,
     MODES,
-    StreamCall,
     assert_accurate,
     bf16,
     f32,
-    f64,
+    in_float64,
     make_call,
     make_cotangents,
     make_varied_call,
     run,
 )
-from support.triton_interpreter import Interpreted
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="nothing is interpreted: test_streams_cuda.py runs on the GPU"
-)
+pytestmark = pytest.mark.usefixtures("on_triton")
 
 f16 = torch.float16
 SIZES = [(8, 33), (4, 200), (1, 64), (7, 40), (2, 129), (3, 16), (6, 7), (5, 100)]  # n and d_model
@@ -39,13 +35,6 @@ SOME = [
     ("manifold", "write", f32), ("manifold", "given", bf16), ("manifold", "identity", f32), ("independent", "features", f32),
     ("independent", "shared", f16), ("gates", "read", f32), ("hyper", "write", f32), ("hyper", "shared", bf16), ("hyper", "read", f32),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def on_triton():
-    """Replace the operators by Triton's."""
-    with Interpreted() as mode:
-        yield mode
 
 
 @pytest.fixture
@@ -119,7 +108,7 @@ def test_far_means_do_not_cost_accuracy_in_hyper(no_reference):
 
 OTHERS = {
     "no tokens": make_call(4, 16, (0, 3), "manifold"),
-    "float64": StreamCall({name: t.to(f64) for name, t in make_call(2, 8, (3,), "gates").tensors.items()}, "gates"),
+    "float64": in_float64(make_call(2, 8, (3,), "gates")),
     "nine streams": make_call(9, 8, (3,), "independent"),
 }
 
