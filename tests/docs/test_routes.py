@@ -95,3 +95,5 @@ def test_comparison_detects_wrong_results():
         assert agrees(row, result, 1.0).startswith(f"{key} differ by 1.0e-04, tolerance 0.0e+00")
         assert agrees(row, result, 1e-5, bits=False).startswith(f"{key} differ by 1.0e-04, tolerance 1.0e-05")
         assert agrees(row, result, 1e-3, bits=False) == ""
+    with pytest.raises(AssertionError, match="output is NaN"):
+        route_calls.compare(run._replace(output=last * torch.nan), run)

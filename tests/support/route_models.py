@@ -122,7 +122,11 @@ class AddNorm(Operation):
             plan = {"sublayer.0": up, "sublayer.2": down}
             tp.parallelize_module(block, mesh, plan | {"norm": SequenceParallel()} if sequence else plan)
         if sequence:
-            shard_tokens(model.body, mesh)
+            tokens_alone = tp.PrepareModuleInputOutput(
+                input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_input=False,
+                output_layouts=(Shard(1),), desired_output_layouts=(Replicate(),),
+            )  # fmt: skip
+            tp.parallelize_module(model.body, mesh, tokens_alone)
 
 
 class Stack(Operation):
@@ -265,21 +269,6 @@ def load_minilm(dtype):
 def norm(module, x):
     """Return a LayerNorm in plain PyTorch with the parameters of a module."""
     return F.layer_norm(x, module.normalized_shape, module.weight, module.bias, module.eps)
-
-
-def shard_tokens(body, mesh):
-    """Let a module compute on DTensors that are sharded on the tokens, between whole inputs and outputs."""
-    tp.parallelize_module(
-        body,
-        mesh,
-        tp.PrepareModuleInputOutput(
-            input_layouts=(Replicate(),),
-            desired_input_layouts=(Shard(1),),
-            use_local_input=False,
-            output_layouts=(Shard(1),),
-            desired_output_layouts=(Replicate(),),
-        ),
-    )
 
 
 OPERATIONS = {"AddNorm": AddNorm(), "pre-LN": Stack("pre_ln"), "post-LN": Stack("post_ln"), "MiniLM": MiniLM()}

@@ -8,21 +8,17 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
 from support.distributed import case
+from support.dtensors import mesh_of
 from support.parallel_models import packed
 from support.route_calls import Run, compare, cotangent, gradients_of, run_eager, take_model, train
 from support.route_models import OPERATIONS
 
 WORLD_SIZE = 2
-
-
-def make_mesh():
-    return init_device_mesh("cpu", (WORLD_SIZE,))
 
 
 def expect_part(operation, dtype):
@@ -44,7 +40,7 @@ def run_ddp(operation, dtype):
 
 
 def run_fsdp2(operation, dtype, *, units=""):
-    expected, mesh = expect_part(operation, dtype), make_mesh()
+    expected, mesh = expect_part(operation, dtype), mesh_of()
     model = take_model(operation, dtype)
     for module in getattr(operation, units)(model) if units else ():
         fully_shard(module, mesh=mesh)
@@ -54,13 +50,9 @@ def run_fsdp2(operation, dtype, *, units=""):
 
 def run_tensor_parallel(operation, dtype, *, sequence=False):
     expected, model = run_eager(operation, dtype), take_model(operation, dtype)
-    operation.shard(model, make_mesh(), sequence=sequence)
+    operation.shard(model, mesh_of(), sequence=sequence)
     run = train(model, model, operation.inputs(dtype))
     return compare(run._replace(gradients=packed(run.gradients)), expected)
-
-
-def multiply(output, target):
-    return (output * target).mean()
 
 
 def run_pipeline(operation, dtype):
@@ -70,7 +62,7 @@ def run_pipeline(operation, dtype):
     module, names = operation.make_stage(model, x.chunk(2)[0], rank)
     module.zero_grad()
     stage = PipelineStage(module, rank, WORLD_SIZE, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=multiply)
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=lambda output, target: (output * target).mean())
     keywords = {"ids": x} if operation.is_fused else {}  # the second stage needs the padding
     with torch.profiler.profile() as profile:
         if rank == 0:

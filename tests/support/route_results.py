@@ -11,7 +11,6 @@ import argparse
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,7 +28,6 @@ ROUTES = (*route_calls.ROUTES, *route_processes.ROUTES)
 FACTOR = 4
 FLOAT32_ONLY = ("AOTInductor", "ONNX")  # for serving; onnxruntime lacks float64 kernels, and compiling takes a minute
 TIMEOUT = 900  # seconds of a cell in two processes: MiniLM is fused twice
-Row = dict[str, Any]
 
 
 def tolerance(error, dtype):
