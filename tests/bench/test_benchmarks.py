@@ -16,6 +16,7 @@ from addnorm.bench.case import Case, has
 from addnorm.fusion import benchmark as fusion_benchmark
 from addnorm.ops import compile_mode
 from addnorm.stream.models.load import LoadedModel
+from support.families import families
 from support.loading import ROOT
 
 # torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
@@ -34,12 +35,8 @@ def scripts():
 
 
 def small_bert(name, *, texts, tokens, dtype):
-    """Return a BERT of one layer with random weights in place of MiniLM."""
-    from transformers import BertConfig, BertModel  # not at the top: every process collects every file
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    model = BertModel(BertConfig(vocab_size=50, **sizes)).eval().to(getattr(torch, dtype or "float32"))
+    """Return a small BERT with random weights in place of MiniLM."""
+    model = families()["bert"].build()[0].to(getattr(torch, dtype or "float32"))
     ids = torch.randint(0, 50, (len(texts), tokens))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     return LoadedModel(name, model, (), inputs, tuple(texts), "random")

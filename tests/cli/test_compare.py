@@ -12,10 +12,9 @@ import psutil
 import pytest
 
 from addnorm import lab, report
-from addnorm.lab import theory
 from support import SUPPORT, commands
-from support.commands import assert_one_sentence, refuse, without_announcements
-from support.lab_runs import SIZE, TEXT, measured
+from support.commands import assert_one_sentence, each_end, refuse, without_announcements
+from support.lab_runs import FEW_STACKS, SIZE, TEXT, measured
 
 SMALL = ("--layers", 2, "--d-model", 16, "--heads", 2, "--tokens", 8, "--batch", 4)
 
@@ -25,9 +24,8 @@ def folder(tmp_path, monkeypatch, one_thread):
     """Run in a temporary directory with a text and one depth at init; without a report unless the test checks it."""
     (tmp_path / "text").write_text(TEXT.text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(theory, "DEPTHS", (2,))
-    monkeypatch.setattr(theory, "STREAM_WIRINGS", ())
-    monkeypatch.setattr(theory, "WIRINGS", ())
+    for setting in FEW_STACKS:
+        monkeypatch.setattr(*setting)
     monkeypatch.setattr(report, "build_comparison_page", lambda output, facts: output)
     monkeypatch.setattr(report, "write", lambda page, path: path)
 
@@ -166,7 +164,7 @@ def test_compare_continues_after_kill(jobs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+@each_end
 def test_compare_interrupted_keeps_results(number, code):
     process, workers = training(10**6)
     if number == signal.SIGINT:

@@ -1,43 +1,37 @@
 """Tests of `addnorm demo`: the commands that it runs, their output, and failed proofs. No test asserts a time."""
 
 import contextlib
-import gc
 import sys
 from dataclasses import replace
 
 import pytest
-import torch
 
 from addnorm import lab
-from addnorm.bench import exactness, harness, operation, timing
+from addnorm.bench import harness
 from addnorm.cli import bench, demo
 from addnorm.cli._output import ProofError
-from addnorm.lab import theory
 from addnorm.lab.published import PUBLISHED
+from addnorm.lab.train import one_thread
 from addnorm.ops import cpu
 from addnorm.stream.models.load import load
 from support.commands import assert_one_sentence, assert_words, run
+from support.lab_runs import FEW_STACKS, quick
 from support.report_pages import check_page
+from support.short_timing import SHORT
 
-SMALL = lab.Protocol(num_layers=2, warm_ups=(0, 2), steps=4, d_model=16, nhead=2, tokens=8, batch=2, every=2)
 SIZES = (
-    (lab, "ILLUSTRATION", SMALL), (theory, "DEPTHS", (2,)), (theory, "WIRINGS", ()), (theory, "STREAM_WIRINGS", ()),
-    (timing, "SEGMENT_MS", 0.01), (gc, "collect", lambda *_: 0), (exactness, "import_ms", lambda: 1.0),
-    (exactness, "SHAPE", (64, 32)), (operation, "PAUSE_SECONDS", 0.0), (bench, "QUICK_SHAPES", ((2, 8),)), (bench, "QUICK_ROUNDS", 1),
+    *SHORT, *FEW_STACKS, (lab, "ILLUSTRATION", quick(warm_ups=(0, 2), steps=4, every=2)), (bench, "QUICK_SHAPES", ((2, 8),)), (bench, "QUICK_ROUNDS", 1),
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_sizes():
     """Shorten every command, and compute on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name, value in SIZES:
-            patch.setattr(module, name, value)
+    with one_thread(), pytest.MonkeyPatch.context() as patch:
+        for setting in SIZES:
+            patch.setattr(*setting)
         patch.setenv("LOKY_MAX_CPU_COUNT", "1")  # no processes
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

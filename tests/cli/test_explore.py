@@ -107,7 +107,7 @@ def test_explore_listens_on_ipv6(served):
     assert message.startswith(f"The explorer is at http://[::1]:{served['at'][1]}/\n")
 
 
-def test_explore_opens_on_the_recording(served, monkeypatch, tmp_path):
+def test_explore_opens_on_the_recording(served, tmp_path):
     path = tmp_path / "run.json"
     model = addnorm.nn.Encoder(2, 8, nhead=2).eval()
     with addnorm.record(model) as rec:

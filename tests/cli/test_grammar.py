@@ -23,7 +23,7 @@ from addnorm_cli.group import addnorm as group
 from addnorm_cli.interrupts import INTERRUPTED, TERMINATED
 from addnorm_cli.output_guard import PIPE_CLOSED
 from addnorm_cli.parameters import ParameterError
-from support.commands import assert_words, run, succeed, without_announcements
+from support.commands import assert_words, each_end, run, succeed, without_announcements
 from support.loading import ROOT
 
 FULL = Path("/dev/full")
@@ -60,11 +60,6 @@ def test_help_lists_commands_with_their_first_sentence():
     assert max(map(len, text.splitlines())) <= 80
     assert_words(text, *(f"{name} {command.help.split(chr(10))[0]}" for name, command in group.commands.items()))
     assert text.count("...") == 1  # of ARGS
-
-
-def test_version_is_printed():
-    code, stdout, _ = finish(start("--version"))
-    assert (code, stdout) == (0, f"addnorm, version {addnorm.__version__}\n")
 
 
 # Completion.
@@ -180,7 +175,7 @@ SLOW = "print('importing', flush=True)\nimport time\ntime.sleep({})"
 KILL = "exec('import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)')"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+@each_end
 def test_interrupt_while_torch_is_imported(number, code, modules):
     process = start("inspect", "gpt2", variables=modules(torch=SLOW.format(60)))
     assert process.stdout.readline() == "importing\n"

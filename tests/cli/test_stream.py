@@ -8,6 +8,7 @@ import torch
 import addnorm
 from addnorm.stream.models.load import load
 from support.commands import assert_one_sentence, assert_words, document, run, succeed
+from support.report_pages import check_page
 
 pytestmark = pytest.mark.usefixtures("folder")
 GPT2 = ("gpt2", "--layers", 2)
@@ -59,7 +60,7 @@ def test_inspect_compares_several_streams_with_a_wiring(folder):
     assert "The streams by depth" in (folder / "page.html").read_text()
 
 
-def test_inspect_compares_the_model_with_another(folder):
+def test_inspect_compares_the_model_with_another():
     same = succeed("inspect", *GPT2, "--dtype", "bfloat16", "--like", "gpt2")
     assert_words(same.stdout, "agrees with the reference, GPT2Model: 4 sublayers", "roundings")
     other = run("inspect", "llama", "--layers", 2, "--like", "gpt2", "--json")
@@ -72,9 +73,8 @@ def test_inspect_compares_the_model_with_another(folder):
     )
 
 
-def test_states_of_another_process_are_compared(folder):
-    saved = run("record", *GPT2, "--no-grads", "--states", "states.pt")
-    assert (saved.exit_code, "Written: states.pt" in saved.stderr) == (0, True)
+def test_states_of_another_process_are_compared():
+    assert "Written: states.pt" in succeed("record", *GPT2, "--no-grads", "--states", "states.pt").stderr
     same = succeed("inspect", *GPT2, "--like", "states.pt")
     assert_words(same.stdout, "agrees with the reference, GPT2Model: 4 sublayers, each computed", "equal to the bit")
     seeded = run("inspect", *GPT2, "--seed", 1, "--like", "states.pt")
@@ -91,10 +91,8 @@ def test_locate_names_a_captured_tensor(folder):
         states = loaded.model(**loaded.kwargs, output_hidden_states=True).hidden_states
     torch.save(states[1][:, 2:].bfloat16(), folder / "hidden.pt")
     arguments = ("locate", "gpt2", "hidden.pt", "--layers", 2, "--input", "in.pt")
-    found = run(*arguments)
-    assert (found.exit_code, found.stdout) == (
-        0, "the stream after h.0.mlp (some tokens), to the bit; also the model's hidden_states[1]\n",
-    )  # fmt: skip
+    found = "the stream after h.0.mlp (some tokens), to the bit; also the model's hidden_states[1]\n"
+    assert succeed(*arguments).stdout == found
     assert document(*arguments)["location"]["site"] == "h.0.mlp"
     torch.save(torch.randn(7, states[1].shape[-1]), folder / "hidden.pt")
     none = run(*arguments)
@@ -144,7 +142,7 @@ def spoil(monkeypatch):
     return install
 
 
-def test_inspect_failed_closure_exits_with_3(spoil):
+def test_inspect_failed_closure_exits_with_3(spoil, folder):
     spoil(lambda inspection: vars(inspection.sites[1]).update(closure=float("nan"), closes=False))
     result = run("inspect", "own_models:toy")
     assert_one_sentence(
@@ -153,7 +151,8 @@ def test_inspect_failed_closure_exits_with_3(spoil):
         "The equations of 1 of 2 sublayers do not close: x' = x + f(x) has a relative error of nan at layers.1",
     )
     assert "Toy, evaluation" in result.stdout
-    output = document("inspect", "own_models:toy", code=3)
+    output = document("inspect", "own_models:toy", "--report", "page.html", code=3)
+    assert "Does not hold: " in check_page((folder / "page.html").read_text()).text
     assert (output["closes"], output["streams"][0]["sites"][1]["closure"]) == (False, None)  # JSON has no NaN
     assert run("record", "own_models:toy").exit_code == 3
 

@@ -1,5 +1,6 @@
 """Tests of docs/_build/figures.py and its numbers: the figures of the docs show what the library computes."""
 
+import functools
 import re
 import statistics
 
@@ -18,36 +19,22 @@ FIGURES = [path.stem for path in (ROOT / "docs/figures").glob("*.svg")]
 
 
 @pytest.fixture(scope="module")
-def numbers():
-    return load("docs/_build/figure_numbers.py")
-
-
-@pytest.fixture(scope="module")
-def stacks(numbers):
-    return numbers.by_depth()
-
-
-@pytest.fixture(scope="module")
-def stream_numbers():
-    return load("docs/_build/stream_numbers.py")
-
-
-@pytest.fixture(scope="module")
-def curves(stream_numbers):
-    return stream_numbers.streams_by_depth()
-
-
-@pytest.fixture(scope="module")
-def figures(stacks, curves):
+def figures():
     """Return the script, with stacks that are measured once."""
     module = load("docs/_build/figures.py")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.numbers, "by_depth", lambda: stacks)
-        patch.setattr(module.stream_numbers, "streams_by_depth", lambda: curves)
+        for owner, name in ((module.numbers, "by_depth"), (module.stream_numbers, "streams_by_depth")):
+            patch.setattr(owner, name, functools.cache(getattr(owner, name)))
         yield module
 
 
-def test_by_depth_measures_every_sublayer(numbers, stacks):
+@pytest.fixture
+def numbers(figures):
+    return figures.numbers
+
+
+def test_by_depth_measures_every_sublayer(numbers):
+    stacks = numbers.by_depth()
     assert [*stacks] == ["pre_ln", "post_ln", "no_residual", "no_norm"]
     for wiring, by_depth in stacks.items():
         assert len(by_depth.cosine) == len(by_depth.rms) == 2 * numbers.LAYERS + 1
@@ -92,19 +79,21 @@ def values_of(panel):
     return {series.label: [y for _, y in series.points] for series in panel.series}
 
 
-def test_curves_are_the_measured_numbers(figures, stacks):
+def test_curves_are_the_measured_numbers(figures, numbers):
+    stacks = numbers.by_depth()
     left, right = map(values_of, figures.signal_and_scale().panels)
     assert left == {stacks[wiring].name: stacks[wiring].cosine for wiring in ("pre_ln", "post_ln", "no_residual")}
     assert right == {stacks[wiring].name: stacks[wiring].rms for wiring in ("no_norm", "pre_ln", "post_ln")}
     assert f"pre-LN falls slowly to {stacks['pre_ln'].cosine[-1]:.2f}" in PAGE.read_text()
 
 
-def test_cosine_of_streams_is_that_of_different_streams(stream_numbers):
+def test_cosine_of_streams_is_that_of_different_streams(figures):
     streams = torch.tensor([[[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]], [[1.0, 1.0], [2.0, 2.0], [0.5, 0.5]]])
-    assert stream_numbers.stream_cosine(streams) == pytest.approx((-1 / 3 + 1) / 2)
+    assert figures.stream_numbers.stream_cosine(streams) == pytest.approx((-1 / 3 + 1) / 2)
 
 
-def test_curves_of_streams_are_drawn_and_described(figures, curves):
+def test_curves_of_streams_are_drawn_and_described(figures):
+    curves = figures.stream_numbers.streams_by_depth()
     for panel, courses in zip(figures.several_streams().panels, curves, strict=True):
         assert values_of(panel) == {course.name: course.values for course in courses.values()}
     text = STREAMS.read_text()

@@ -2,7 +2,9 @@
 
 import json
 import re
+import signal
 
+import pytest
 from click.testing import CliRunner
 
 from addnorm_cli.group import addnorm as main
@@ -58,6 +60,10 @@ with_loss, none = factory(lambda: Toy(own_loss=True)), factory(lambda: nn.Linear
 several = factory(lambda: addnorm.nn.Encoder(2, 8, nhead=2, wiring="mhc").eval())
 frozen = factory(lambda: Toy().requires_grad_(False))
 """
+
+each_end = pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
 
 
 def run(*arguments, **env):

@@ -95,6 +95,11 @@ def blocks_of(page, kind):
     return [block for section in page.sections for block in section.blocks if type(block).__name__.lower() == kind]
 
 
+def titles(page):
+    """Return the titles of a page's sections."""
+    return [section.title for section in page.sections]
+
+
 def figure(page, words):
     """Return the figure of a page whose title has these words."""
     (match,) = (one for one in blocks_of(page, "figure") if words in one.title)
