@@ -17,12 +17,10 @@ CYCLE["self"] = CYCLE
     ("result", "names"),
     [
         (X, ["output"]),
-        ((X, X), ["[0]", "[1]"]),
         ([X, (X, None, X)], ["[0]", "[1].0", "[1].2"]),
         ({"logits": X, "states": (X, X)}, ["logits", "states.0", "states.1"]),
         ({"cache": SimpleNamespace(layers=[SimpleNamespace(keys=X)])}, ["cache.layers.0.keys"]),
         ((None, 3, "word", nn.Linear(2, 2)), []),
-        (None, []),
         (CYCLE, ["x"]),
     ],
 )

@@ -68,10 +68,9 @@ def test_require_length_accepts_the_length_it_asks_for(tokens):
     assert text.held_out("test", 4, tokens)[1].shape[1] == tokens
 
 
-@pytest.mark.parametrize(("text", "says"), [("", "has 0 characters"), ("a" * 5000, "only one distinct character")])
-def test_require_length_refuses_trivial_texts(text, says):
-    with pytest.raises(ValueError, match=says):
-        Text("nothing", text).require_length(8)
+def test_require_length_refuses_trivial_texts():
+    with pytest.raises(ValueError, match="only one distinct character"):
+        Text("nothing", "a" * 5000).require_length(8)
 
 
 def test_read_text_keeps_all_characters(tmp_path):

@@ -12,7 +12,6 @@ from support.equality import assert_same
 from support.refusals import make_test
 
 SMALL = {"sublayers": 4, "d_model": 8, "tokens": 3, "n": 3}
-FOUR = ("hyper_connections", "mhc", "attention_residuals", "denseformer")
 
 
 def coefficients_of(stack):
@@ -63,7 +62,7 @@ def test_wirings_share_sublayers_and_data(wiring):
     assert_same(*sublayers)
 
 
-@pytest.mark.parametrize("wiring", FOUR)
+@pytest.mark.parametrize("wiring", ["hyper_connections", "mhc", "attention_residuals", "denseformer"])
 def test_noise_is_proportional_to_perturbation(wiring):
     start, half, whole = (StreamsProbe(wiring, **SMALL, perturbation=p).build().stack for p in (0.0, 0.5, 1.0))
     initial = coefficients_of(start)

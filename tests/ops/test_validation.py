@@ -69,10 +69,6 @@ REFUSED_ALONE = {
     "TypeError: x is a float, expected a tensor: torch.as_tensor(...) makes one.": {"x": 1.0},
     "ValueError: x is a 0-d tensor, expected shape (*, d): give it a last dimension": {"x": torch.tensor(1.0)},
     "ValueError: weight has shape (7,), expected (8,), one element for each": {"x": good, "weight": torch.ones(7)},
-    "ValueError: normalized_shape is (3, 7), expected the last dimensions of x": {
-        "x": good,
-        "normalized_shape": (3, 7),
-    },
 }
 
 

@@ -263,7 +263,6 @@ NO_SUM = "no plain sum of writes"
 # docs/wirings.md has the descriptions of all wirings with their default options.
 CASES = [
     (wirings.parallel(2), "reads its own norm of the stream;", SUM),
-    (wirings.mhc(2, "mean"), "The 2 streams", "the norm of the mean of the streams.", NO_SUM),
     (wirings.mhc(single_pass=True), "with weights c⁻ that the sublayer before computed;", NO_SUM),
     (wirings.attention_residuals(2, True, 3), "what it returns is added to the newest state.",
      "has 3 inputs, each the norm of a sum of the norms of all states so far with its own weights p;"),
