@@ -172,20 +172,10 @@ def test_export_does_not_replace_a_folder_that_changed_meanwhile(tmp_path):
 # The page, opened from the disk.
 
 
-class DiskPage(ExplorerPage):
-    """Exported page, opened from the disk."""
-
-    def open(self, fragment="", ready="body"):
-        self.page.goto("about:blank")
-        self.page.goto(f"{self.address}/index.html{fragment}")
-        self.page.wait_for_selector(ready)
-        return self.page
-
-
 @pytest.fixture
 def disk_page(exported, context):
     """Yield the exported page."""
-    page = DiskPage(context.new_page(), exported.as_uri())
+    page = ExplorerPage(context.new_page(), exported.as_uri(), file="index.html")
     yield page
     page.page.close()
     page.assert_clean()

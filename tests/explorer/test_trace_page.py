@@ -12,8 +12,6 @@ from support.browser import READY, ExplorerPage
 
 CHOICES = [
     ("", {}),
-    ("&tplace=pre", {"placement": "pre"}),
-    ("&tnorm=rms", {"norm": "rms"}),
     ("&tplace=pre&tnorm=rms&rg=1,0,-2", {"placement": "pre", "norm": "rms", "read_grad": [1, 0, -2]}),
     ("&var=unbiased&epsat=outside&eps=1e-6", {"variance": "unbiased", "eps_place": "outside", "eps": 1e-6}),
     ("&gamma=2&beta=1,0,-1&g=0,1,0.5&digits=8", {"weight": 2, "bias": [1, 0, -1], "grad": [0, 1, 0.5], "digits": 8}),

@@ -99,12 +99,13 @@ class ExplorerPage:
 
     Args:
         page: an empty tab.
-        address: address of the server.
+        address: address of the server, or of a folder.
         is_shared: the tests of a file share the page: `show` edits the address instead of loading the page.
+        file: the page's file in the folder.
     """
 
-    def __init__(self, page, address, *, is_shared=False):
-        self.page, self.address, self.is_shared = page, address, is_shared
+    def __init__(self, page, address, *, is_shared=False, file=""):
+        self.page, self.address, self.is_shared, self.file = page, address, is_shared, file
         self.console, self.foreign_requests = [], []
         page.on("console", lambda line: line.type in ("error", "warning") and self.console.append(line.text))
         page.on("pageerror", lambda error: self.console.append(str(error)))
@@ -127,7 +128,7 @@ class ExplorerPage:
     def open(self, fragment="", ready="body"):
         """Load the page at an address."""
         self.page.goto("about:blank")
-        self.page.goto(f"{self.address}/{fragment}")
+        self.page.goto(f"{self.address}/{self.file}{fragment}")
         self.page.wait_for_selector(ready)
         return self.page
 
@@ -175,7 +176,7 @@ class ExplorerPage:
 
     def after(self, act, *args, view="stack"):
         """Call a function and wait until the view is drawn again."""
-        before = self.ready(view)
+        before = self.page.evaluate("view => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0)", view)
         act(*args)
         self.page.wait_for_function(
             "([view, n]) => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0) > n", arg=[view, before]
@@ -220,10 +221,6 @@ class ExplorerPage:
     def read(self, selector):
         """Return the text of an element."""
         return self.page.locator(selector).inner_text()
-
-    def ready(self, view="stack"):
-        """Return how often the view was drawn."""
-        return self.page.evaluate("view => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0)", view)
 
     def charts(self):
         """Return {chart: {series: values}} with None for missing marks and cells, and {chart: summary}, without hidden charts."""

@@ -85,12 +85,12 @@ class Explorer:
         """Return the resident memory in bytes; Linux only."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-    def end(self, by=signal.SIGINT, within=10.0):
+    def end(self, by=signal.SIGINT):
         """Send a signal and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(by)
         try:
-            return self.process.wait(within)
+            return self.process.wait(10.0)
         finally:
             self.process.kill()
             self.process.wait()

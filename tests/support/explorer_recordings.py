@@ -21,17 +21,6 @@ def encoder(norm_first):
     return torch_encoder(norm_first, 3, nn.LayerNorm(D) if norm_first else None, dropout=0.0).train()
 
 
-class TwoStreams(nn.Transformer):
-    """PyTorch transformer in pre-LN with an encoder of three layers and a decoder of two."""
-
-    def __init__(self):
-        options = {"dropout": 0.0, "batch_first": True, "norm_first": True}
-        super().__init__(D, 2, 2, 2, 32, custom_encoder=encoder(True), **options)
-
-    def forward(self, x):
-        return super().forward(x, x[:, 1:])
-
-
 def write_recordings(folder):
     """Write recordings and return them by path.
 
@@ -39,11 +28,15 @@ def write_recordings(folder):
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        two_streams = nn.Transformer(
+            D, 2, 2, 2, 32, custom_encoder=encoder(True), dropout=0.0, batch_first=True, norm_first=True
+        )
+        two_streams.register_forward_pre_hook(lambda m, args: (*args, args[0][:, 1:]))
         models = {
             "post_ln": encoder(False),
             "pre_ln": encoder(True),
             "scaled": make_steps(scaled),
-            "two_streams": TwoStreams(),
+            "two_streams": two_streams,
         }
         recordings = {}
         for name, model in models.items():
