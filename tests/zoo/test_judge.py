@@ -1,4 +1,4 @@
-"""The judge on our own models by answers in letters: each verdict occurs, and only where it should."""
+"""The judge on our own models by answers in letters: each verdict occurs, and only where it should; the form of all answers."""
 
 import json
 from dataclasses import replace
@@ -109,3 +109,19 @@ def test_page_agrees_with_the_results():
     assert page.PAGE.read_text() == page.render(rows), "run make zoo"
     answers = {(name, model.name) for name, package in load().items() for model in package.models}
     assert {(row["package"], row["model"]) for row in rows} == answers
+
+
+def test_answers_state_code_and_streams():
+    names = {row.name for row in addnorm.wirings.list_all()} | {None}
+    for package in load().values():
+        assert all("==" in requirement for requirement in package.requirements), package.name
+        assert len({model.name for model in package.models}) == len(package.models) > 0, package.name
+        for model in package.models:
+            answer = model.answer
+            assert len(model.code) > 40, model.name
+            assert bool(answer.streams) != bool(answer.reason), model.name
+            for part in (*answer.streams, *answer.also):
+                assert part.sites, model.name
+                assert part.names <= names, model.name
+                has_rows = any(site.row is not ... for site in part.sites)
+                assert has_rows or part.names != {None} or package.installed, model.name

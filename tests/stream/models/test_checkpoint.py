@@ -109,12 +109,12 @@ def write(name, content):
     return lambda folder: (folder / name).write_bytes(content.encode())
 
 
-def without_weights(name, content):
-    """Return a fault: another file takes the place of the weights."""
+def with_index(content):
+    """Return a fault: an index of parts takes the place of the weights."""
 
     def fault(folder):
         (folder / "model.safetensors").unlink()
-        write(name, content)(folder)
+        write("model.safetensors.index.json", content)(folder)
 
     return fault
 
@@ -130,7 +130,6 @@ def add_wrong_tokenizer(folder):
     path.write_text(path.read_text().replace('"[UNK]":1', '"[UNK]":999').replace('"[UNK]": 1', '"[UNK]": 999'))
 
 
-INDEX = "model.safetensors.index.json"
 FAULTS = {
     "config.json' cannot be read as JSON (RecursionError": write("config.json", "[" * 100_000),
     "32 weights are missing (encoder.layer.3.": lambda folder: rewrite(folder, num_hidden_layers=5),
@@ -138,13 +137,9 @@ FAULTS = {
     "weights have another shape (embeddings.LayerNorm.bias, ": lambda folder: rewrite(folder, hidden_size=128),
     "made into a bert model: KeyError: 'so-so'": lambda folder: rewrite(folder, hidden_act="so-so"),
     "holds quantized weights": lambda folder: rewrite(folder, quantization_config={"load_in_8bit": True}),
-    "names the file '../../etc/passwd', expected files in": without_weights(
-        INDEX, '{"weight_map": {"a": "../../etc/passwd"}}'
-    ),
-    "'model-1.safetensors', which does not exist": without_weights(
-        INDEX, '{"weight_map": {"a": "model-1.safetensors"}}'
-    ),
-    "cannot be read as an index of weights (KeyError: 'weight_map')": without_weights(INDEX, "{}"),
+    "names the file '../../etc/passwd', expected files in": with_index('{"weight_map": {"a": "../../etc/passwd"}}'),
+    "'model-1.safetensors', which does not exist": with_index('{"weight_map": {"a": "model-1.safetensors"}}'),
+    "cannot be read as an index of weights (KeyError: 'weight_map')": with_index("{}"),
     "holds no named tensors": pickle_a_list,
     "tokenizer.json' cannot be read as a tokenizer": write("tokenizer.json", "{}"),
     "gives token 999, the model's vocabulary ends at 255": add_wrong_tokenizer,

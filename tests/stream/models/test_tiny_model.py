@@ -75,7 +75,6 @@ def test_model_type_is_built_small_and_runs(name):
         ("gpt2", {}, "", {"n_layer": LAYERS, "n_embd": 64, "n_head": 4, "vocab_size": 256}),  # other names of the settings
         ("gpt2", {"layers": 14}, "", {"n_layer": 14}),
         ("clip", {}, "text_config", {"hidden_size": 64, "num_hidden_layers": LAYERS}),
-        ("clip", {}, "vision_config", {"hidden_size": 64, "num_hidden_layers": LAYERS}),
         ("gemma2", {"layers": 4}, "", {"layer_types": ["sliding_attention", "full_attention"] * 2}),
         ("gemma3_text", {}, "", {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),  # every kind
     ],
@@ -123,11 +122,8 @@ def test_random_inputs_have_size_and_no_padding():
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("t5", {"input_ids", "decoder_input_ids"}),
         ("whisper", {"input_features", "decoder_input_ids"}),
         ("vit", {"pixel_values"}),
-        ("clip", {"input_ids", "pixel_values"}),
-        ("wav2vec2", {"input_values"}),
     ],
 )
 def test_random_inputs_by_model_type(name, kinds):
