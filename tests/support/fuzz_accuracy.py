@@ -4,10 +4,7 @@ Rows that float32 cannot determine are not checked: a variance that is all cance
 variance with eps = 0. Everything else of such a call is checked.
 """
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor
 
 from support.cases import f32, f64
 from support.oracle import UNIT, added, arithmetic, keep_mask, magnitudes, mean, sum_rows, wide_leaves
@@ -15,16 +12,11 @@ from support.oracle import UNIT, added, arithmetic, keep_mask, magnitudes, mean,
 PER_ROW = ("y", "z", "residual", "branch")
 
 
-class Normalized(NamedTuple):
-    """A norm's float64 result, its normalized value, and the rows that can be checked."""
-
-    y: Tensor
-    x_hat: Tensor
-    judged: Tensor
-
-
 def normalize(call, z, tensors):
-    """Return y of z in float64, with the results that numerics.md states where float32 overflows."""
+    """Return y of z in float64, with the results that numerics.md states where float32 overflows.
+
+    Return also the normalized value, and the rows that can be checked.
+    """
     centred = z - mean(z) if call.norm == "layer" else z
     squares = centred.square().sum(-1, keepdim=True)
     scale = squares / call.d + call.eps
@@ -42,7 +34,7 @@ def normalize(call, z, tensors):
     judged &= ~(scale < (1e-280 if wide else 1e-30))
     weight = tensors.get("weight")
     y = x_hat if weight is None else x_hat * (weight + call.options.get("weight_offset", 0.0))
-    return Normalized(y + tensors["bias"] if "bias" in tensors else y, x_hat, judged)
+    return y + tensors["bias"] if "bias" in tensors else y, x_hat, judged
 
 
 def truth(call, z, grad_outputs):

@@ -72,18 +72,6 @@ class Own(nn.Module):
         return output
 
 
-class OwnNorm(nn.Module):
-    """A norm of the model in the place of one of the stack's."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, x):
-        with Float64() if x.dtype is torch.float64 else nullcontext():
-            return self.module(x)
-
-
 def attention_and_mlp(model):
     """Return the sublayers of a model whose layers have `self_attn` (or `linear_attn`) and `mlp`."""
     sublayers = []
@@ -155,7 +143,7 @@ def copy_branch_norms(model, stack):
 
 def keep_branch_norms(model, stack):
     for connection, layer, name in by_connection(model, stack, POST_NORMS):
-        connection.norm_branch = OwnNorm(getattr(layer, name))
+        connection.norm_branch = Own(getattr(layer, name))
 
 
 def neomme_wiring(config):

@@ -1,25 +1,105 @@
 """Program that compiles the Triton kernels without a GPU and prints the resources of the machine code as JSON.
 
-test_compiled.py runs it without TRITON_INTERPRET, so that Triton's compiler is used. The compiler does not check the device of
-the tensors, which may be on the CPU.
+test_compiled.py runs it without TRITON_INTERPRET, so that Triton's compiler is used. Kernels are compiled for sm_90 (H100 and H200),
+but neither loaded nor launched. The compiler does not check the device of the tensors, which may be on the CPU. The machine code
+shows the resources of a kernel: registers, spills, shared memory, and the width of its accesses.
 """
 
 import json
 import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import triton
+from triton.backends.compiler import GPUTarget
 
 from addnorm.ops.triton import backward, forward, launch
 from addnorm.ops.triton.streams import backward as streams_backward
 from addnorm.ops.triton.streams import forward as streams_forward
-from support import offline, stream_calls
+from support import stream_calls
 from support.cases import DTYPES, cotangents, gradients, make
 from support.memory_layouts import make_layouts, make_view
 from support.triton_operators import TRITON, OnTriton
 
-DEVICE = offline.Device()
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class Launches:
+    """Launcher that counts launches and does nothing else."""
+
+    def __init__(self):
+        self.grids = []
+
+    def __call__(self, source, metadata):
+        """Return the launch function, which Triton creates once for each kernel."""
+
+        def launch(x, y, z, *arguments):
+            self.grids.append((x, y, z))
+
+        return launch
+
+
+class Utils:
+    """The functions of a driver that a compiled kernel calls."""
+
+    def load_binary(self, name, kernel, shared, device):
+        """Return module, function, registers, spills and the maximal number of threads."""
+        return 1, 1, 0, 0, 1024
+
+    def unload_module(self, module):
+        """Do nothing: no kernel is loaded."""
+
+    def get_device_properties(self, device):
+        """Return the properties of an H200."""
+        return {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32}
+
+
+class Device:
+    """Driver of a GPU that does not exist."""
+
+    def __init__(self, capability=90):
+        self.target = GPUTarget("cuda", capability, 32)
+        self.launches = Launches()
+        self.launcher_cls = self.launches
+        self.utils = Utils()
+
+    def get_current_device(self):
+        """Return the index of the only device."""
+        return 0
+
+    def get_current_stream(self, device):
+        """Return the default stream."""
+        return 0
+
+    def get_current_target(self):
+        """Return the compilation target."""
+        return self.target
+
+
+class Usage(NamedTuple):
+    """Resources of one kernel: registers per thread, spilled bytes per thread, bytes of shared memory per program."""
+
+    registers: int
+    stack: int
+    shared: int
+
+
+def usage(cubin):
+    """Return the resources that the machine code uses."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        said = subprocess.run(
+            [TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    numbers = {name: int(re.search(rf"\b{name}:(\d+)", said)[1]) for name in ("REG", "STACK", "SHARED", "LOCAL")}
+    return Usage(numbers["REG"], numbers["STACK"] + numbers["LOCAL"], numbers["SHARED"])
+
+
+DEVICE = Device()
 KERNELS = (
     forward.forward_kernel, backward.means_kernel, backward.backward_kernel, backward.finalize_kernel,
     streams_forward.write_kernel, streams_forward.read_kernel, streams_backward.read_backward_kernel,
@@ -50,14 +130,14 @@ def reductions(ttgir):
 
 def described(name, kernel):
     """Return the resources, accesses and instructions of one kernel."""
-    usage = offline.usage(kernel.asm["cubin"])
+    resources = usage(kernel.asm["cubin"])
     accesses = re.findall(r"(?:ld|st)\.global\.(\S+)", kernel.asm["ptx"])
     # Calls of `tl.fma` in the kernel itself, some of them on several elements.
     written = sum(
         int(width or 1) for width in re.findall(r"call (?:<(\d+) x )?float>? @llvm\.fma\.", kernel.asm["llir"])
     )
     return {
-        "kernel": name, **usage._asdict(), "dynamic": kernel.metadata.shared, "accesses": accesses,
+        "kernel": name, **resources._asdict(), "dynamic": kernel.metadata.shared, "accesses": accesses,
         "reductions": reductions(kernel.asm["ttgir"]), "float64": kernel.asm["ptx"].count(".f64"), "fused": len(re.findall(r"\bfma\.", kernel.asm["ptx"])) - written,
         "approximate": re.findall(r"\b(?:div|rcp|sqrt|rsqrt)\.(?:full|approx)\S*", kernel.asm["ptx"]),
     }  # fmt: skip
@@ -149,7 +229,7 @@ def somewhere(variant, dtypes, d):
 def of_streams(kind, dtype, n, d, capability, sizes):
     """Return the descriptions of the kernels of a forward and a backward of n streams, for each number of tokens together."""
     forget()
-    triton.runtime.driver.set_active(offline.Device(capability))
+    triton.runtime.driver.set_active(Device(capability))
     for rows in sizes:
         call = stream_calls.make_call(n, d, (rows,), kind, dtype=DTYPES[dtype].residual)
         cotangents = stream_calls.make_cotangents(call)

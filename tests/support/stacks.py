@@ -40,12 +40,7 @@ def torch_encoder(norm_first=False, num_layers=2, norm=None, **options):
     return nn.TransformerEncoder(layer, num_layers, norm, enable_nested_tensor=False).eval()
 
 
-def stand_in(name, **options):
-    """Return the wiring with that name, with a value for its required option."""
-    return wirings.get(name, **({"multiplier": 0.5} if name == "residual_multiplier" else {}), **options)
-
-
-ALL = [stand_in(name) for name in wirings.CONSTRUCTORS]
+ALL = wirings.list_all()
 
 
 class Masked(nn.Module):
