@@ -6,7 +6,7 @@ from support.stateful_models import STATES, Fresh, State
 
 
 @functools.lru_cache
-def counter(name):
+def counter():
     return [0]
 
 
@@ -15,10 +15,10 @@ class CachedFunction(Fresh):
         counter.cache_clear()
 
     def grow(self):
-        counter("calls")[0] += 1
+        counter()[0] += 1
 
     def count(self):
-        return counter("calls")[0]
+        return counter()[0]
 
 
 class CachedMethod(Fresh):

@@ -73,16 +73,6 @@ class NewAttribute(State):
         return self.t
 
 
-class DeletedAttribute(State):
-    def setup(self):
-        self.first = 3.0
-
-    def value(self, x):
-        value = getattr(self, "first", 1.0)
-        vars(self).pop("first", None)
-        return value
-
-
 class ViewOfBuffer(State):
     def setup(self):
         self.register_buffer("t", torch.zeros(2, D))

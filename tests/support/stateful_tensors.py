@@ -130,12 +130,6 @@ class Hook(State):
         return y
 
 
-class TrainingFlag(State):
-    def value(self, x):
-        self.train(not self.training)
-        return 1.0 + self.training
-
-
 class LazyInList(State):
     def setup(self):
         self.hidden = [nn.LazyLinear(D)]

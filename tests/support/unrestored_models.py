@@ -61,7 +61,6 @@ CHANGES = {  # of global variables
 UNRESTORED = {name: (hold_nothing, change) for name, change in CHANGES.items()} | {
     "the place of a count": (lambda file: itertools.count(), next),
     "the place of a generator": (lambda file: (k for k in range(99)), next),
-    "the place of a list_iterator": (lambda file: iter([*range(99)]), next),
     "the place of a TextIOWrapper": (lambda file: file, lambda file: file.write("called")),
     "the ContextVar calls, which had no value": (
         lambda file: contextvars.ContextVar("calls"), lambda variable: variable.set(1),
