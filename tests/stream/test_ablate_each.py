@@ -11,6 +11,7 @@ import addnorm
 from addnorm.stream.find.equation_errors import check_repeated
 from addnorm.stream.outputs import find_loss
 from support.scaled_model import D, Model, run_scaled
+from support.several_streams import make_mhc
 from support.stacks import torch_encoder
 from support.stream_steps import X
 
@@ -119,3 +120,10 @@ def test_progress_bar(inspected):
 def test_refuses_an_empty_batch(inspected, shape):
     with pytest.raises(ValueError, match="the model's output has no numbers, expected some"):
         addnorm.ablate_each(inspected[0], torch.randn(shape))
+
+
+def test_ablate_each_has_an_effect_of_each_sublayer():
+    inspection = addnorm.inspect(make_mhc(), X)
+    effects = addnorm.ablate_each(inspection, X)
+    assert [one.site.id for one in effects] == [site.id for site in inspection.program.sites]
+    assert all(one.output_change > 0.01 for one in effects)

@@ -53,16 +53,12 @@ class Site(nn.Module):
                 a = torch.eye(n, dtype=a.dtype).expand_as(a)
             case "scaled":
                 a = 0.5 * a
-            case "double read":
-                c = 2.0 * c
             case "tanh":
                 c = torch.tanh(self.alpha[0] * z_c + beta_c)
             case "turned write":
                 b = b.flip(-1)
             case "turned read":
                 c = c.flip(-1)
-            case "first stream only":
-                b = b * torch.eye(n, dtype=b.dtype)[0]
         return c, a, b
 
     def branch(self, r):

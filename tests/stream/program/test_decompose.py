@@ -86,14 +86,15 @@ def test_norms_on_one_of_two_streams_leave_the_other():
     assert all(adds_up(parts, depth) for depth in range(parts.depth + 1))
 
 
-def test_class_token_belongs_to_the_embeddings():
-    body, (token, bias) = shake(encoder("mhc", norm="layer")), torch.randn(2, 1, 1, X.shape[-1])
+def test_class_token_and_positions_belong_to_the_embeddings():
+    body, token, positions = shake(encoder("mhc", norm="layer")), torch.randn(1, 1, D), torch.randn(X.shape[1:])
 
     def run(m, x):
-        return m.body(torch.cat([m.token.expand(len(x), -1, -1), x + m.bias], 1))[:, 0]
+        return 2.0 * m.body(torch.cat([m.token.expand(len(x), -1, -1), x + m.positions], 1))[:, 0]
 
-    parts = addnorm.decompose(Graph(run, body=body, token=nn.Parameter(token), bias=nn.Parameter(bias)), X)
+    parts = addnorm.decompose(Graph(run, body=body, token=nn.Parameter(token), positions=nn.Parameter(positions)), X)
     assert is_close(parts.components(0)["x_0"][:, 0], token[0].double().expand(len(X), 1, -1), 1e-6)
+    assert parts.mean_shares(0) == {"x_0": pytest.approx(1)}
     assert adds_up(parts)
     assert sum(parts.mean_shares().values()) == pytest.approx(1)
 
@@ -119,17 +120,6 @@ def test_tokens_joined_on_the_way_are_no_embeddings():
         assert not of_depth["joined tokens"][:, [0, 2, 3, 4]].any()
     assert "joined tokens" in parts.read(2)
     assert "joined tokens" not in parts.components(2)
-    assert adds_up(parts)
-
-
-def test_position_embeddings_belong_to_the_embeddings():
-    body, positions = shake(encoder("mhc", norm="layer")), torch.randn(X.shape[1:])
-
-    def run(m, x):
-        return 2.0 * m.body(x + m.positions)[:, -1]
-
-    parts = addnorm.decompose(Graph(run, body=body, positions=nn.Parameter(positions)), X)
-    assert parts.mean_shares(0) == {"x_0": pytest.approx(1)}
     assert adds_up(parts)
 
 

@@ -13,8 +13,8 @@ from support import several_streams
 from support.families import shake
 from support.random_models import random_model, seeds_of
 from support.several_streams import MHC, build_transformers, make_mhc
-from support.stacks import Mlp, encoder
-from support.stream_steps import X, fused_tokens, inspect_steps
+from support.stacks import encoder
+from support.stream_steps import X, fused_tokens, inspect_steps, make_steps
 
 D = 16
 
@@ -98,29 +98,22 @@ def test_factor_of_what_a_sublayer_reads_is_a_difference():
     ]
 
 
-class MixedBlocks(nn.Module):
-    """Hyper-connections around blocks with residuals of their own, which are post-LN; [A b] multiplies [X; w]."""
-
-    def __init__(self, form):
-        super().__init__()
-        self.form = form
-        self.norms, self.mlps = (nn.ModuleList(one(D) for _ in range(4)) for one in (nn.LayerNorm, Mlp))
-        self.reads, self.writes = (nn.ParameterList(torch.randn(size) for _ in range(2)) for size in ((3,), (3, 4)))
-
-    def forward(self, x):
-        streams = x.unsqueeze(-2).repeat(1, 1, 3, 1)
-        for k, (read, write) in enumerate(zip(self.reads, self.writes, strict=True)):
-            r = read @ streams
-            for norm, mlp in [*zip(self.norms, self.mlps, strict=True)][2 * k : 2 * k + 2]:
-                r = norm(r + mlp(r))
-            joined = torch.cat([streams, r.unsqueeze(-2)], -2)
-            streams = write @ joined if self.form == "product" else (write[..., None] * joined.unsqueeze(-3)).sum(-2)
-        return streams.sum(-2)
-
-
 @pytest.mark.parametrize("form", ["product", "sum"])
 def test_rows_of_mixed_blocks_are_not_the_whole_model(form):
-    model = MixedBlocks(form).eval()
+    def run(m, x):
+        """Run hyper-connections around blocks with residuals of their own, which are post-LN; [A b] multiplies [X; w]."""
+        streams = x.unsqueeze(-2).repeat(1, 1, 3, 1)
+        for k, (read, write) in enumerate(zip(reads, writes, strict=True)):
+            r = read @ streams
+            for j in (2 * k, 2 * k + 1):
+                r = m.norms[j](r + m.mlps[j](r))
+            joined = torch.cat([streams, r.unsqueeze(-2)], -2)
+            streams = write @ joined if form == "product" else (write[..., None] * joined.unsqueeze(-3)).sum(-2)
+        return streams.sum(-2)
+
+    model = make_steps(run)
+    reads, writes = (nn.ParameterList(torch.randn(size) for _ in range(2)) for size in ((3,), (3, 4)))
+    model.reads, model.writes = reads, writes
     found = addnorm.inspect(model, X)
     assert not found.closes
     assert "parts of a model of several streams" in str(found.unknown[-1].reason)

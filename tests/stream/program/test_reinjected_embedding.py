@@ -41,17 +41,12 @@ def reinject(fault="", size=(), backout=False, layers=LAYERS, sublayers=2, order
         for k, (scale, x0_scale) in enumerate(zip(m.scales, m.x0_scales, strict=True)):
             if fault == "constant":  # no learned numbers
                 scale, x0_scale = 1.1, 0.3  # noqa: PLW2901
+            before = x
             if fault == "pre_ln":
                 x = scale * x
             elif fault != "after":
-                read = keep = scale * x + x0_scale * x0
-                if fault == "read" and k == 2:
-                    read = x0_scale * x + scale * x0
-                if fault == "keep" and k == 2:
-                    keep = x0_scale * x + scale * x0
-                x = keep + branch(m, k, 0, read)
-            if fault in ("pre_ln", "after"):
-                x = x + branch(m, k, 0, x)
+                x = scale * x + x0_scale * x0
+            x = x + branch(m, k, 0, x0_scale * before + scale * x0 if fault == "read" and k == 2 else x)
             if sublayers == 2:
                 x = branch(m, k, 1, x) + x
             if fault == "after":
@@ -146,7 +141,6 @@ def test_inspect_names_x0_residual_without_backout(layers):
     [
         ("table", "A, the mixing matrix, is another one, expected the formula's: layers.0.0"),
         ("read", "a learned weight is another one in the stream than in the read"),
-        ("keep", "a learned weight is another one in the stream than in the read"),
         ("after", "a learned weight is a constant, expected one number: layers.0.0"),
         ("constant", "a learned weight is a constant, expected one number: layers.0.0, layers.1.0, layers.2.0"),
         ("pre_ln", "a learned weight is a constant, expected one number: layers.0.0"),
@@ -159,7 +153,7 @@ def test_verify_finds_errors_in_a_reinjected_embedding(fault, text):
     sentences = [*map(str, found.deviations)]
     assert not found
     assert sentences[0].startswith(text)
-    if fault in ("read", "keep"):
+    if fault == "read":
         assert [deviation.sites for deviation in found.deviations] == [("layers.2.0",)]
     assert "opposite order" not in "".join(sentences)
 

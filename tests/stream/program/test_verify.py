@@ -24,12 +24,9 @@ PLANTED = [
     ("rows first", A + "transposed", SITES),
     ("not applied", A + "not applied", SITES),
     ("scaled", A + "0.5 times", SITES),
-    ("double read", C + "2 times", SITES),
     ("tanh", C + "another one", SITES),
     ("turned read", C + "with its streams in the opposite order", SITES),
-    ("half gate", B + "0.5 times", SITES),
     ("turned write", B + "with its streams in the opposite order", SITES),
-    ("first stream only", B + "another one", SITES),
     ("own rms", "the norm of the coefficients is over each stream alone", SITES - 1),  # the first streams are equal
     ("stale", "the input of the coefficients is the streams before the last write", SITES - 1),
     ("iterations", "the option iterations is 3, expected 6", 0),
@@ -54,7 +51,7 @@ def test_planted_error_is_named_with_its_sublayers(faults, words, count):
     found = verify_hand_made(faults, eps=1e-6)
     assert not found.agrees
     deviation = next(one for one in found.deviations if words in str(one))
-    assert count is None or len(deviation.sites) == count
+    assert len(deviation.sites) == count
     assert {*deviation.sites} <= {site.id for site in found.inspection.program.sites} | {
         site.norm_in.path for site in found.inspection.program.sites if site.norm_in
     }
@@ -110,9 +107,7 @@ def test_equal_models_agree_in_any_layout(form, tmp_path):
     ("fault", "words"),
     [
         ("transposed", "the difference begins at the add after {}"),
-        ("half gate", "the difference begins at the add after {}"),
         ("turned read", "the difference begins at the norm before {}"),
-        ("own rms", "the difference begins at the norm before {}"),
         ("eps", "eps is 1e-5, expected 1e-6: {}"),
     ],
 )
@@ -180,22 +175,26 @@ def test_models_of_transformers_are_compared_term_by_term():
     assert "layers.1" in str(addnorm.verify(twin, input_ids=ids, like=model))
 
 
-class LearnedHyperConnections(torch.nn.Module):
-    """Hyper-connections with learned matrices, and functions of them that compute what a sublayer reads, and its write."""
+def make_model(run, shapes, layers=2, **more):
+    """Return a model of a forward, its sublayers, and learned coefficients of these shapes."""
+    norms, mlps = (nn.ModuleList(one(D) for _ in range(layers)) for one in (nn.LayerNorm, Mlp))
+    learned = {name: nn.ParameterList(0.5 * torch.randn(shape) for _ in norms) for name, shape in shapes.items()}
+    return Graph(run, norms=norms, mlps=mlps, last=nn.LayerNorm(D), **learned, **more).eval()
 
-    def __init__(self, read=lambda c, streams: c @ streams, write=lambda a, b, streams, w: a @ streams + b * w):
-        super().__init__()
-        self.read, self.write = read, write
-        for name, shape in (("collapse", (4,)), ("mix", (4, 4)), ("inject", (4, 1))):
-            setattr(self, name, torch.nn.ParameterList(torch.randn(shape) for _ in range(2)))
-        self.norms, self.mlps = (torch.nn.ModuleList(one(D) for _ in range(2)) for one in (torch.nn.LayerNorm, Mlp))
-        self.last = torch.nn.LayerNorm(D)
 
-    def forward(self, x):
+MATRICES = {"collapse": (4,), "mix": (4, 4), "inject": (4, 1)}
+
+
+def learned_hyper_connections(read=lambda c, streams: c @ streams, write=lambda a, b, streams, w: a @ streams + b * w):
+    """Return hyper-connections with learned matrices, and functions of them that compute what a sublayer reads, and its write."""
+
+    def run(m, x):
         streams = x.unsqueeze(-2).repeat(1, 1, 4, 1)
-        for c, a, b, norm, mlp in zip(self.collapse, self.mix, self.inject, self.norms, self.mlps, strict=True):
-            streams = self.write(a, b, streams, mlp(norm(self.read(c, streams))).unsqueeze(-2))
-        return self.last(streams.sum(-2))
+        for c, a, b, norm, mlp in zip(m.collapse, m.mix, m.inject, m.norms, m.mlps, strict=True):
+            streams = write(a, b, streams, mlp(norm(read(c, streams))).unsqueeze(-2))
+        return m.last(streams.sum(-2))
+
+    return make_model(run, MATRICES)
 
 
 READS = {
@@ -209,9 +208,6 @@ WRITES = {
     "sum": lambda a, b, streams, w: (torch.cat([a, b], 1)[..., None] * torch.cat([streams, w], -2).unsqueeze(-3)).sum(
         -2
     ),
-    "a sum for each stream": lambda a, b, streams, w: torch.stack(
-        [(row[:, None] * torch.cat([streams, w], -2)).sum(-2) for row in torch.cat([a, b], 1)], -2
-    ),
 }
 
 
@@ -219,46 +215,40 @@ WRITES = {
 def test_read_and_write_in_one_product_are_right(form):
     wiring = wirings.hyper_connections(dynamic=False)
     forms = {name: table[form] for name, table in (("read", READS), ("write", WRITES)) if form in table}
-    model = LearnedHyperConnections(**forms).eval()
+    model = learned_hyper_connections(**forms)
     found = addnorm.verify(model, X, wiring=wiring)
     assert found.agrees, str(found)
     assert addnorm.inspect(model, X).wiring == "hyper_connections"
 
 
-class PublishedHyperConnections(LearnedHyperConnections):
-    """Hyper-connections as in the appendix of their paper: one parameter for C and A, which one product applies."""
+def published_hyper_connections(is_dynamic, fault=""):
+    """Return hyper-connections as in the appendix of their paper: one parameter for C and A, which one product applies."""
 
-    def __init__(self, is_dynamic=False, fault=""):
-        super().__init__()
-        self.is_dynamic, self.fault = is_dynamic, fault
-        del self.collapse, self.mix, self.inject
-        shapes = {"static_alpha": (4, 5), "static_beta": (4,)}
-        if is_dynamic:
-            shapes |= {"alpha_fn": (D, 5), "beta_fn": (D,), "alpha_scale": (1,), "beta_scale": (1,)}
-            self.norms_hc = torch.nn.ModuleList(torch.nn.LayerNorm(D) for _ in range(2))
-        for name, shape in shapes.items():
-            setattr(self, name, torch.nn.ParameterList(0.5 * torch.randn(shape) for _ in range(2)))
-
-    def forward(self, x):
+    def run(m, x):
         h = x.unsqueeze(-2).repeat(1, 1, 4, 1)
-        for k, (norm, mlp) in enumerate(zip(self.norms, self.mlps, strict=True)):
-            alpha, beta = self.static_alpha[k], self.static_beta[k]
-            if self.is_dynamic:
-                normed = self.norms_hc[k](h)
-                alpha = alpha + torch.tanh(normed @ self.alpha_fn[k]) * self.alpha_scale[k]
-                beta = beta + torch.tanh(normed @ self.beta_fn[k]) * self.beta_scale[k]
-            if self.fault == "transposed":
+        for k, (norm, mlp) in enumerate(zip(m.norms, m.mlps, strict=True)):
+            alpha, beta = m.static_alpha[k], m.static_beta[k]
+            if is_dynamic:
+                normed = m.norms_hc[k](h)
+                alpha = alpha + torch.tanh(normed @ m.alpha_fn[k]) * m.alpha_scale[k]
+                beta = beta + torch.tanh(normed @ m.beta_fn[k]) * m.beta_scale[k]
+            if fault == "transposed":
                 alpha = torch.cat([alpha[..., :1], alpha[..., 1:].mT], -1)
             mixed = alpha.mT @ h
-            beta = 2.0 * beta if self.fault == "double write" else beta
+            beta = 2.0 * beta if fault == "double write" else beta
             h = beta.unsqueeze(-1) * mlp(norm(mixed[..., 0, :])).unsqueeze(-2) + mixed[..., 1:, :]
-        return self.last(h.sum(-2))
+        return m.last(h.sum(-2))
+
+    shapes = {"static_alpha": (4, 5), "static_beta": (4,)}
+    if is_dynamic:
+        shapes |= {"alpha_fn": (D, 5), "beta_fn": (D,), "alpha_scale": (1,), "beta_scale": (1,)}
+    return make_model(run, shapes, norms_hc=nn.ModuleList(nn.LayerNorm(D) for _ in range(2)))
 
 
 @pytest.mark.parametrize("is_dynamic", [False, True])
 def test_published_form_joins_c_and_a(is_dynamic):
     wiring = wirings.hyper_connections(dynamic=is_dynamic)
-    model = PublishedHyperConnections(is_dynamic).eval()
+    model = published_hyper_connections(is_dynamic)
     found = addnorm.verify(model, X, wiring=wiring)
     assert found.agrees, str(found)
     assert found.inspection.program.sizes == [4, 4, 4]
@@ -267,7 +257,7 @@ def test_published_form_joins_c_and_a(is_dynamic):
 
 @pytest.mark.parametrize(("fault", "words"), [("transposed", A + "transposed"), ("double write", B + "2 times")])
 def test_error_in_the_published_form_is_named(fault, words):
-    model = PublishedHyperConnections(is_dynamic=True, fault=fault).eval()
+    model = published_hyper_connections(True, fault)
     found = addnorm.verify(model, X, wiring=wirings.hyper_connections())
     assert [str(one).startswith(words) for one in found.deviations] == [True], str(found)
 
@@ -277,16 +267,15 @@ def test_attention_over_the_first_state_alone_is_its_read(is_list):
     def run(m, x):
         """Attend over a list of states that is stacked for each read, or over one tensor that grows."""
         states = [x] if is_list else x[None]
-        for query, weight, norm, mlp in zip(m.queries, m.weights, [*m.norms, m.last], [*m.mlps, None], strict=True):
+        for k, (query, weight, norm, mlp) in enumerate(zip(m.queries, m.weights, m.norms, m.mlps, strict=True)):
             values = torch.stack(states) if is_list else states
             keys = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + 1e-6) * weight
             read = norm(torch.einsum("nbt,nbtd->btd", torch.softmax(keys @ query, 0), values))
-            states = [*states, mlp(read)] if is_list and mlp else torch.cat([states, mlp(read)[None]]) if mlp else read
-        return states
+            if k < 3:
+                states = [*states, mlp(read)] if is_list else torch.cat([states, mlp(read)[None]])
+        return read
 
-    norms, mlps = (nn.ModuleList(one(D) for _ in range(3)) for one in (nn.LayerNorm, Mlp))
-    queries, weights = (nn.ParameterList(torch.randn(D) for _ in range(4)) for _ in range(2))
-    model = Graph(run, queries=queries, weights=weights, norms=norms, mlps=mlps, last=nn.LayerNorm(D)).eval()
+    model = make_model(run, {"queries": (D,), "weights": (D,)}, layers=4)
     found = addnorm.verify(model, X, wiring="attention_residuals")
     assert found.agrees, str(found)
     assert found.inspection.program.sizes == [1, 2, 3, 4]
@@ -300,9 +289,7 @@ def test_norm_over_unknown_dimensions_is_not_missing():
             streams = torch.addmm(b * mlp(norm((c @ streams).view(x.shape))).reshape(1, -1), a, streams)
         return m.last(streams.sum(0).view(x.shape))
 
-    model = LearnedHyperConnections().eval()
-    model.forward = run.__get__(model)
-    found = addnorm.verify(model, X, wiring=wirings.hyper_connections(dynamic=False))
+    found = addnorm.verify(make_model(run, MATRICES), X, wiring=wirings.hyper_connections(dynamic=False))
     assert not found
     assert not found.deviations
     assert found.unproven[0].reason.startswith("it begins with a norm over a dimension")

@@ -1,4 +1,4 @@
-"""Tests of `record` inside `ablate` and `scale_write` on several streams, against models edited by hand, in float64."""
+"""Tests of `ablate` and `scale_write` on several streams, and of `record` inside them, against models edited by hand."""
 
 import copy
 import threading
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import addnorm
 from support.families import shake
 from support.instrumented_model import assert_same_numbers, column, record, step
-from support.scaled_model import change_write, edit
+from support.scaled_model import change_write, edit, run_backward
 from support.several_streams import make_mhc
 from support.stacks import encoder
 from support.stream_steps import X
@@ -248,3 +248,18 @@ def test_order_of_blocks_with_a_fused_add(wiring):
     with addnorm.record(model, grads=False) as outer, addnorm.ablate(site), torch.no_grad():
         model(x)
     assert_same_numbers(outer, rec, rtol=1e-12)
+
+
+@pytest.mark.parametrize("wiring", ["ngpt", "gated_mix"])
+def test_changed_normed_write_equals_edited_model_to_the_bit(wiring):
+    model = shake(encoder(wiring))
+    site, before = addnorm.inspect(model, X).site(1), model(X)
+    edited = copy.deepcopy(model)
+    edited.stack.layers[0].connections[1].norm_branch.register_forward_hook(lambda module, args, out: 0.5 * out)
+    expected = run_backward(edited, X)
+    with addnorm.scale_write(site, 0.5):
+        actual = run_backward(model, X)
+    assert torch.equal(actual[0], expected[0])
+    assert not torch.equal(actual[0], before)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(model(X), before)

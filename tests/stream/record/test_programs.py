@@ -1,5 +1,6 @@
 """Tests of `record` on models with several streams, against the coefficients of models written by hand, and against autograd."""
 
+import json
 import math
 from functools import partial
 
@@ -9,6 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 import addnorm
 from addnorm import wirings
+from addnorm.stream.program.statistics import MATRICES
 from addnorm.stream.record.schema import STATISTICS, find_statistic
 from addnorm.wirings.coefficients.base import CoefficientModule
 from support.expansion import record_mhc
@@ -280,3 +282,36 @@ def test_a_recording_of_streams_has_all_matrices_and_drawings():
     }
     for draw in (rec.plot.stream, rec.plot.gradients, rec.plot.writes, rec.plot.memory_map):
         assert draw().figure is not None
+
+
+# `measure_streams`.
+
+
+def test_statistics_are_those_of_a_recording():
+    run = record_mhc("flat", dtype=torch.float64)
+    rows = addnorm.stream.measure_streams(addnorm.inspect(run.model, run.x).program)
+    rec = record(run.model, run.x)
+    for name in MATRICES:
+        assert [getattr(row, name) for row in rows] == pytest.approx(column(rec, "matrices", name), abs=1e-12)
+    for k in range(4):
+        assert [row.rms[k] for row in rows] == pytest.approx(column(rec, "in", f"rms_{k}"))
+        assert [row.write_share[k] for row in rows] == pytest.approx(column(rec, "write", f"share_{k}"))
+    # The iterations end with the rows.
+    assert max(row.forward for row in rows) < 1e-5 < max(row.backward for row in rows)
+    (first, *_), text = json.loads(json.dumps(rows.to_dict())), str(rows)
+    assert first["site"] == rows[0].site
+    assert first["rms"] == [*rows[0].rms]
+    assert text.lower().count("backward") == 2  # in the heading, and in the note
+    assert "write" in text
+    assert "share" in text
+
+
+def test_statistics_leave_out_constant_matrices():
+    model = encoder("attention_residuals")
+    rows = addnorm.stream.measure_streams(addnorm.inspect(model, X).program)
+    assert all(row.forward is row.backward is row.spread_B is None for row in rows)
+    assert rows[0].write_share == (0.0, 1.0)
+    assert len(rows[-1].rms) == 4
+    assert str(rows).lower().count("backward") == 1
+    with pytest.raises(TypeError, match="program is NoneType"):
+        addnorm.stream.measure_streams(None)
