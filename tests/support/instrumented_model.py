@@ -6,43 +6,22 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import addnorm
-from support.families import noise
+from support.families import noise, shake
 
 D, TOKENS, BATCH = 16, 6, 3
 
 
-class Block(nn.Module):
-    """Two sublayers."""
-
-    def __init__(self, post):
-        super().__init__()
-        self.post = post
-        self.mix, self.up, self.down = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
-        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
-        for norm in (self.norm1, self.norm2):
-            nn.init.uniform_(norm.weight, 0.5, 1.5)
-            nn.init.normal_(norm.bias, std=0.1)
-
-    def attention(self, x):
-        return self.mix(torch.softmax(x @ x.transpose(-1, -2) / 4, -1) @ x)
-
-    def mlp(self, x):
-        return self.down(F.gelu(self.up(x)))
-
-    def forward(self, x):
-        for f, norm in ((self.attention, self.norm1), (self.mlp, self.norm2)):
-            x = norm(x + f(x)) if self.post else x + f(norm(x))
-        return x
-
-
 class Model(nn.Module):
+    """Embedding and torch's layers, with random parameters."""
+
     def __init__(self, post=False, layers=2):
         super().__init__()
-        torch.manual_seed(0)
+        options = {"dropout": 0.0, "batch_first": True, "norm_first": not post}
         self.embed = nn.Embedding(20, D)
-        self.blocks = nn.ModuleList(Block(post) for _ in range(layers))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(D, 2, 2 * D, **options) for _ in range(layers))
         self.last = nn.Identity() if post else nn.LayerNorm(D)
         self.checkpointed = None
+        shake(self)
 
     def forward(self, ids):
         x = self.embed(ids)
@@ -100,7 +79,7 @@ def column(rec, role, statistic, step=None):
 
 def parameter_gradients(model):
     """Return the L2 norm of the parameters' gradients for each sublayer."""
-    sublayers = [modules for block in model.blocks for modules in ([block.mix], [block.up, block.down])]
+    sublayers = [modules for block in model.blocks for modules in ([block.self_attn], [block.linear1, block.linear2])]
     grads = [[p.grad.double().norm() for module in modules for p in module.parameters()] for modules in sublayers]
     return [float(torch.stack(norms).norm()) for norms in grads]
 

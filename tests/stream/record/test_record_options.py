@@ -6,16 +6,7 @@ from torch import nn
 
 import addnorm
 from addnorm.stream.record.schema import STATISTICS
-from support.instrumented_model import (
-    REFERENCE,
-    D,
-    Model,
-    column,
-    compare_write,
-    record,
-    similarity,
-    step,
-)
+from support.instrumented_model import REFERENCE, D, Model, column, compare_write, record, similarity, step
 from support.random_models.chains import SMALL, make_chain
 from support.refusals import assert_raises
 from support.stacks import torch_encoder

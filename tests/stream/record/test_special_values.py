@@ -8,7 +8,7 @@ from torch import Tensor
 
 import addnorm
 from addnorm.stream.record import sample
-from support.instrumented_model import Block, D, record
+from support.instrumented_model import D, Model, record
 from support.random_models.chains import make_chain
 from support.recordings import values
 from support.stream_steps import make_steps
@@ -29,7 +29,7 @@ def pointwise(cast=lambda write: write):
 
 def make(*shape):
     """Return a post-LN model, in which tokens differ in their shares, and its input."""
-    return Block(post=True).double(), torch.randn(*shape, D, dtype=torch.float64)
+    return Model(post=True).blocks[0].double(), torch.randn(*shape, D, dtype=torch.float64)
 
 
 def similarities(rec):

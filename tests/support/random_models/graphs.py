@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -133,7 +132,7 @@ class Kit:
         self, layers, step = None, *, by_hand = False,
         begin = None, change = None,
         inputs = (), stream = None,
-        facts = MappingProxyType({}), **modules,
+        facts = None, **modules,
     ):  # fmt: skip
         """Return a model of one stream whose steps follow each other, pre-LN unless its answer says something else.
 
@@ -149,7 +148,7 @@ class Kit:
             facts: other facts of the answer.
             modules: other modules, in their order; `last` is the final norm.
         """
-        per_layer = len(layers[0])
+        per_layer, facts = len(layers[0]), facts or {}
 
         def parts(model):
             for k, part in enumerate(flatten(model.layers)):

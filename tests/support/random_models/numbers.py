@@ -40,8 +40,7 @@ def compare_recording(case, inspection, tolerance=TOLERANCE):
     hides_samples = not constructs.isdisjoint({"layout: flat", "addmm"}) or (
         not constructs.isdisjoint({"start: transposed", "layout: sequence"}) and not mixes
     )
-    numbers = {(site.id, role, name): value for role in ROLES for name in STATISTICS
-               for site, value in _series(rec, role, name)}  # fmt: skip
+    numbers = {(row.site, row.role, row.statistic): row.value for row in rec.table()}
     has_biases = any(site.role == "injection" for site in inspection.sites)  # a bias after an add is a site of its own
     for site, values in zip(list_branches(inspection), trace.sites, strict=True):
         for role, name, expected in _statistics_by_hand(values):
@@ -54,16 +53,6 @@ def compare_recording(case, inspection, tolerance=TOLERANCE):
                 yield f"{site.id}: {role} {name} {actual}, by hand {expected:.6g}"
     if trace.components:
         yield from _compare_balance(rec, inspection, trace, tolerance)
-
-
-STATISTICS = ("l2", "rms", "max", "ratio", "cosine", "similarity")
-
-
-def _series(rec, role, name):
-    try:
-        return list(rec.series(role, name))
-    except ValueError:  # the role has no such statistic
-        return []
 
 
 def _statistics_by_hand(site):
