@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from support.families import noise, shake
+from support.families import shake
 from support.random_models.layouts import Layout, Sizes
 from support.random_models.sublayers import Attention
 from support.stacks import D, Mlp
@@ -47,10 +47,15 @@ pre = lambda s, x: x + s.branch(x)  # noqa: E731 (a step, as the others in the t
 IDS = torch.randint(0, VOCAB, (2, 7), generator=torch.Generator().manual_seed(0))
 
 
-def make_input(*shape):
-    return noise(*(shape or (2, 7, D)), seed=0)
-
-
 def tiny(step=pre, final_norm=True):
     """Return a `Tiny` with random parameters."""
     return shake(Tiny(step, final_norm))
+
+
+def check_tiny(result, closure=1e-5):
+    """Check the inspection of a `tiny` model."""
+    assert result.wiring == "pre_ln"
+    assert [site.kind for site in result.sites if site.role != "skip"] == ["attention", "feed-forward"] * 2
+    assert result.unknown == ()
+    assert result.closes
+    assert result.closure <= closure

@@ -1,13 +1,9 @@
-"""Models whose streams are cut, joined, gated, interpolated or scaled in ways that the rows must contain or `inspect` must report.
-
-Each function is the forward of a `Steps` model, which has norms, sublayers, vectors, matrices and gates for it.
-"""
+"""A model with norms, sublayers, vectors, matrices and gates, and parts of forwards that run them."""
 
 from functools import partial
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import addnorm
 from support import families
@@ -99,23 +95,10 @@ def normalize(m, x):
     return m.last(x)
 
 
-# Norms whose weight is outside of torch's norm.
-
-
-def norm_image(m, k, x):
-    return m.norms[k](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-channel_scale = repeat(lambda m, k, x: x + m.gammas[k].view(-1, 1, 1) * m.convolutions[k](norm_image(m, k, x)), count=3)
-
-
 def stacked_sublayers(m, x):
     for k in (0, 2):
         x = x + torch.stack([m.branch(j, x) for j in (k, k + 1)]).sum(0)
     return x
-
-
-# Streams that are cut and joined.
 
 
 def fused_tokens(m, x, other):
@@ -127,82 +110,3 @@ def fused_tokens(m, x, other):
         c = both[:, :1] + m.branch(k + 2, both).mean(1, keepdim=True)
         x = torch.cat([m.gates[k + 1](c), x[:, 1:]], 1)
     return x
-
-
-def summed_streams(m, x, other):
-    """Add the end of another stream to the end of one, before its norm."""
-    for k in range(3):
-        x = x + m.branch(k, x)
-        other = other + m.branch(k + 3, other)
-    return m.last(x + other)
-
-
-def partly_normed(m, x, other):
-    """Normalize and write some tokens, and double the others, as XCiT's class attention."""
-    x = torch.cat([m.norms[0](x[:, :1]), x[:, 1:]], 1)
-    x = x + torch.cat([m.mlps[0](x[:, :1]), x[:, 1:]], 1)
-    return m.last(x)
-
-
-# Norms.
-
-
-# Add positions before the norm of each sublayer.
-norm_of_a_sum = repeat(lambda m, k, x: m.others[k](x + m.branch(k, x + m.shifts[:5])), count=3)
-
-
-def bare_token_mixers(m, x):
-    """Multiply the transposed stream by a matrix, between feed-forward sublayers; no layer has a norm."""
-    x = m.gates[0](x)
-    for k in range(2):
-        x = x + torch.relu(x.mT @ m.gammas[:5, :5]).mT
-        x = x + m.mlps[k](x)
-    return x
-
-
-def normed_token_mixers(m, x):
-    """Norm the transposed output of a product over the tokens, by hand."""
-    for _ in range(3):
-        y = (torch.relu(x.mT) @ m.gammas[:5, :5]).mT
-        x = x + (y * y.square().mean(-1, keepdim=True).add(1e-6).rsqrt()) * m.gammas[5]
-    return x
-
-
-# Multiply the norm by a constant after the channels came first again.
-scaled_reads_of_channels = repeat(lambda m, k, x: x + m.convolutions[k](norm_image(m, k, x) * 0.5), count=3)
-
-
-# Scale the output's norm, which has no weight, where it is added.
-scaled_branch_norms = repeat(lambda m, k, x: x + m.gammas[k].view(-1) * m.bare(m.branch(k, x)))
-
-
-def sums_of_normed_sublayers(m, x):
-    """Add a sum of two sublayers with norms of their own."""
-    for k in range(2):
-        x = m.outer(lambda x, k=k: sum([m.branch(j, x) for j in (2 * k, 2 * k + 1)]), x) + x
-    return x
-
-
-def add_orthogonal(x, y):
-    """Add the part of an output that is orthogonal to the stream."""
-    u = F.normalize(x, dim=-1)
-    return x + (y - (y * u).sum(-1, keepdim=True) * u)
-
-
-orthogonal_updates = repeat(lambda m, k, x: add_orthogonal(x, m.branch(k, x)))
-# Read through the same kind of norm as the projection.
-orthogonal_updates_of_one_norm = repeat(
-    lambda m, k, x: add_orthogonal(x, m.mlps[k](F.normalize(x, dim=-1) * m.gammas[k]))
-)
-
-
-def norms_of_channels(m, x):
-    """Normalize the channels of an image by their variance and mean, as NesT."""
-
-    def norm(k, x):
-        var, mean = x.var(1, unbiased=False, keepdim=True), x.mean(1, keepdim=True)
-        return (x - mean) / (var + 1e-5).sqrt() * m.gammas[k].view(-1, 1, 1) + m.shifts[k].view(-1, 1, 1)
-
-    for k in range(3):
-        x = x + m.convolutions[k](norm(k, x))
-    return norm(3, x)

@@ -11,7 +11,7 @@ from addnorm import Learned, inspect
 from addnorm.stream.find.naming import identify_wiring
 from stream.find.test_naming import BY_ROWS, summarize
 from support.judge import rows_match
-from support.stream_steps import X, inspect_steps, make_steps, silence
+from support.stream_steps import X, inspect_steps, make_steps, noise, silence, stacked_sublayers
 
 NUM_LAYERS = 3
 
@@ -69,14 +69,23 @@ def test_inspect_refuses_write_of_two_operators():
     assert (found.wiring, found.closes) == ("unknown", False)
 
 
-@pytest.mark.parametrize("name", ["(x + f) + x", "x + (f + f)"])
-def test_ablate_removes_write_beside_doubled_value(name):
-    model, x = steps(SUMS[name][0]), X
-    with addnorm.ablate(inspect(model, x).sites[1]):
-        actual = model(x)
+UNUSUAL = {name: steps(SUMS[name][0]) for name in ("(x + f) + x", "x + (f + f)")} | {
+    "stack": make_steps(stacked_sublayers)
+}
+
+
+@pytest.mark.parametrize("model", UNUSUAL.values(), ids=UNUSUAL)
+def test_ablate_removes_write_of_unusual_sum(model):
+    def run():
+        x = X.clone().requires_grad_()
+        out = model(x)
+        return out, *torch.autograd.grad(out, x, noise(*out.shape, seed=3))
+
+    with addnorm.ablate(inspect(model, X).sites[1]):
+        actual = run()
     silence(model, 1)
-    assert torch.allclose(actual, model(x), atol=1e-5)
-    assert addnorm.decompose(model, x).closure < 1e-5
+    torch.testing.assert_close(actual, run(), atol=1e-5, rtol=1e-5)
+    assert addnorm.decompose(model, X).closure < 1e-5
 
 
 def test_inspect_remarks_on_detached_part_of_residual():

@@ -31,13 +31,8 @@ READS = {
     "registers dropped": (lambda x: x[:, 2:], some(6)),
     "last token": (lambda x: x[:, -1], some(2)),
     "tokens of a mask": (lambda x: x[MASK], some(6)),
-    "tokens of an index": (lambda x: x[torch.arange(2), torch.tensor([1, 3])], some(2)),
     "reordered": (lambda x: torch.cat((x[:, 2:], x[:, :2]), 1), ()),
     "other tokens joined": (lambda x: torch.cat((x.new_ones(2, 1, D), x), 1), ()),
-    "windows without their last token": (
-        lambda x: F.pad(x, (0, 0, 0, 1)).view(2, 2, 3, D).flatten(0, 1)[:, :2].contiguous().view(2, 2, 2, D).clone()
-                   .flatten(1, 2)[:, :3], some(6),
-    ),
     "dropout": (lambda x: F.dropout(x, 0.1, False), ()),
 }  # fmt: skip
 ENDS = {
@@ -53,10 +48,6 @@ ENDS = {
     "mean": (
         lambda m, x: m.gates[0](m.last(x.mean(1))), False,
         ("no norm reads the tokens at the end of the stream: the norm in last reads what mean and later operators compute from them",),
-    ),
-    "complex": (
-        lambda m, x: m.gates[0](m.last(torch.complex(x, x).imag)), False,
-        ("no norm reads the tokens at the end of the stream: the norm in last reads what complex and later operators compute from them",),
     ),
     "tokens as one": (lambda m, x: F.layer_norm(x.flatten(1), (T * D,)), False, MISSING),
     "tokens joined along the features": (

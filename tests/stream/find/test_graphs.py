@@ -8,10 +8,9 @@ from torch import nn
 
 from addnorm import inspect
 from support.families import shake
-from support.handwritten_models import D, make_input
 from support.random_models.graphs import Graph
 from support.stacks import encoder
-from support.stream_steps import inspect_steps, repeat
+from support.stream_steps import D, inspect_steps, noise, repeat
 
 
 def residual(*parts):
@@ -24,12 +23,12 @@ def residual(*parts):
 
 def test_inspect_finds_width_of_one_feature():
     layers = (residual(nn.LayerNorm(1), nn.Linear(1, 4), nn.GELU(), nn.Linear(4, 1)) for _ in range(2))
-    inspection = inspect(shake(nn.Sequential(*layers)), make_input(2, 5, 1))
+    inspection = inspect(shake(nn.Sequential(*layers)), noise(2, 5, 1))
     assert (inspection.wiring, inspection.streams[0].width) == ("pre_ln", 1)
 
 
 def test_inspect_finds_many_layers():
-    inspection = inspect(encoder(num_layers=40), make_input(1, 3, D))
+    inspection = inspect(encoder(num_layers=40), noise(1, 3, D))
     assert (inspection.wiring, len(inspection.sites), inspection.streams[0].num_layers) == ("pre_ln", 80, 40)
 
 
@@ -40,7 +39,7 @@ def test_inspect_ignores_adds_in_activations():
     """Snake is x + sin(x)^2."""
     first, second = (Graph(lambda m, x: x + torch.sin(x).square()) for _ in range(2))
     layer = (residual(first, nn.Conv1d(8, 8, 3, padding=1)), second, nn.Conv1d(8, 8, 1))
-    inspection = inspect(nn.Sequential(*layer, *copy.deepcopy(layer)), make_input(2, 8, 9))
+    inspection = inspect(nn.Sequential(*layer, *copy.deepcopy(layer)), noise(2, 8, 9))
     assert inspection.sites == ()
     assert {unknown.path: "twice" in unknown.reason for unknown in inspection.unknown} == {"0": False, "1": False}
 
@@ -61,5 +60,5 @@ SENDS = {
 @pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
 def test_inspect_tells_messages_from_experts(target, kind, send):
     run = repeat(lambda m, k, x: x + send(target, m.mlps[k](m.norms[k](x)[ROWS])))
-    inspection = inspect_steps(run, make_input(5, D))
+    inspection = inspect_steps(run, noise(5, D))
     assert {site.kind for site in inspection.sites} == {kind}

@@ -109,10 +109,9 @@ def test_find_contradiction(text, wiring, claim):
 
 
 UNNAMED = {
-    "local response norm": lambda x: F.local_response_norm(x.mT, 3).mT,
     "a fractional power": lambda x: x * (x.square().cumsum(-1) + 1) ** -0.5,
-    "quantile of a token": lambda x: x / x.abs().quantile(0.9, -1, keepdim=True),
     "batch norm": lambda x: F.batch_norm(x.mT, torch.zeros(D), torch.ones(D)).mT,
+    "quantile of a token": lambda x: x / x.abs().quantile(0.9, -1, keepdim=True),
     "batch norm in training": lambda x: F.batch_norm(x.mT, None, None, training=True).mT,
     "group norm": lambda x: F.group_norm(x.mT, 1).mT,
     "range of a token": lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)),

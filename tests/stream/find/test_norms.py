@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import DATA, Frame, Op, Value
 from addnorm.stream.find.norms import find_norms, match_fused
-from support.random_models.norms import LAYER_FORMULAS, RMS_FORMULAS, mean
+from support.random_models import norms as random_norms
+from support.random_models.norms import mean
 from support.stream_steps import D, X, make_steps
 
 EPS = 1e-6
@@ -32,11 +33,7 @@ SPELLINGS = {
     "RMSNorm, torch's eps": (lambda x, w, *_: F.rms_norm(x, (D,), w), "rms", torch.finfo(torch.float32).eps, {"weight"}),
     "RMSNorm of centred x": (lambda x, w, *_: F.rms_norm(x - mean(x), (D,), w, EPS), "layer", EPS, {"weight"}),
     "no eps": (lambda x, w, *_: x / squares(x).sqrt() * w, "rms", 0.0, {"weight"}),
-    "eps outside": (lambda x, w, b, g: w * (x - mean(x)) / (x.std(-1, keepdim=True, correction=0) + EPS) + b, "layer", EPS,
-                    {"weight", "bias", "eps_outside"}),
     "unbiased": (lambda x, *_: (x - mean(x)) / torch.sqrt(x.var(-1, keepdim=True) + EPS), "layer", EPS, {"unbiased"}),
-    "weight with three dimensions": (lambda x, w, b, g: x * (w[None, None] * torch.rsqrt(squares(x) + EPS)) + b.view(1, 1, D), "rms",
-                                     EPS, {"weight", "bias"}),
     "group norm of tokens": (lambda x, w, b, g: F.group_norm(x.flatten(0, 1), 1, w, b, EPS).view_as(x), "layer", EPS,
                              {"weight", "bias"}),
     "bound of the root": (lambda x, w, *_: x / squares(x).sqrt().clamp(min=0.1) * w, "rms", 0.1, {"weight"}),
@@ -62,11 +59,12 @@ def test_find_norms_matches_spelling(name):
     assert torch.allclose(norm(norm.x.tensor.double()).float().reshape(y.shape), y, atol=1e-5)
 
 
-@pytest.mark.parametrize("formula", [*RMS_FORMULAS, *LAYER_FORMULAS])
+@pytest.mark.parametrize("name", [name for name, spelling in random_norms.SPELLINGS.items() if spelling.formula])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_find_norms_matches_formula_in_dtype(formula, dtype):
-    (norm,), _ = norms_of(lambda x, w, b, g: formula(x, w, b, EPS), dtype=dtype)
-    assert norm.kind == ("rms" if formula in RMS_FORMULAS else "layer")
+def test_find_norms_matches_spelling_in_dtype(name, dtype):
+    spelling = random_norms.SPELLINGS[name]
+    (norm,), _ = norms_of(lambda x, w, b, g: spelling.formula(x, w, b, EPS), dtype=dtype)
+    assert norm.kind == spelling.kind
 
 
 def test_fused_rms_norm_without_eps_has_the_eps_of_its_arithmetic():
@@ -83,7 +81,6 @@ OWN_FORMULAS = {
     "a cubed root": lambda x, *_: x / (squares(x) + EPS).pow(1 / 3),
     "twice the root": lambda x, *_: x / (2 * (squares(x) + EPS).sqrt()),
     "mean square, centred": lambda x, w, b, g: (x - mean(x)) * torch.rsqrt(squares(x) + EPS) * w + b,
-    "mean magnitude": lambda x, w, *_: x * (w / (mean(x.abs()) + EPS)),
     "median": lambda x, w, *_: x / (x.abs().median(-1, keepdim=True).values + EPS) * w,
 }  # fmt: skip
 

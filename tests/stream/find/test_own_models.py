@@ -1,6 +1,7 @@
 """Tests of `inspect` on this library's models: stacks of every wiring, modules, and functions with every option."""
 
 from dataclasses import replace
+from itertools import zip_longest
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from addnorm import Learned, Row, inspect, wirings
 from addnorm.nn import Decoder, Encoder, Transformer
 from support import pairwise
 from support.families import shake
-from support.inspection_checks import find_row_differences
+from support.judge import rows_match
 from support.stacks import ALL, D
 from support.stream_steps import make_steps, noise
 
@@ -19,6 +20,16 @@ LAYERS = 3
 
 def make_tokens(seed=0, dtype=torch.float32, tokens=5):
     return noise(2, tokens, D, seed=seed).to(dtype)
+
+
+def find_row_differences(stream, rows):
+    """Return the differences of a stream's rows from the expected ones."""
+    pairs = zip_longest([site.row for site in stream.sites if site.role != "skip"], rows)
+    return [
+        f"row {k}: {row}, expected {expected}"
+        for k, (row, expected) in enumerate(pairs)
+        if row is None or expected is None or not rows_match(row, expected)
+    ]
 
 
 def check(inspection, expected, kinds, closure):

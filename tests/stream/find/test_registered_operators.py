@@ -97,8 +97,6 @@ WRONG = {
     "order": lambda branch, stream, gain, eps: {
         "stream": rms(stream + branch, gain, eps), "branch": stream + branch,
     },
-    "sign": lambda branch, stream, gain, eps: add_rms_norm(-branch, stream, gain, eps),
-    "weight": lambda branch, stream, gain, eps: add_rms_norm(branch, stream, gain + 1, eps),
 }  # fmt: skip
 
 

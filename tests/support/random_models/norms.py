@@ -80,10 +80,6 @@ def functional_rms(x, w, b, eps):
     return F.rms_norm(x, (x.shape[-1],), w, eps)
 
 
-def bare_rms(x, w, b, eps):
-    return functional_rms(x, None, None, eps)
-
-
 def annotated(x, w, b, eps):
     """The Annotated Transformer's: the unbiased deviation, and eps added to it."""
     return w * (x - mean(x)) / (x.std(-1, keepdim=True) + eps) + b
@@ -124,14 +120,6 @@ def native_layer(x, w, b, eps):
     return torch.native_layer_norm(x, (x.shape[-1],), w, b, eps)[0]
 
 
-RMS_FORMULAS = (llama, gemma, square_root, inverse_root, root_plus_eps, unit_length, functional_rms, bare_rms)
-LAYER_FORMULAS = (annotated, variance, var_mean, centered, moments, sums, functional_layer, native_layer)
-
-
-def _layer(x, eps, weight=None, bias=None):
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-
-
 def scale_norm(x, w, b, eps):
     """ScaleNorm of Nguyen and Salazar: one weight for all features."""
     return w * x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=eps)
@@ -161,11 +149,11 @@ SPELLINGS = {
     "nn.LayerNorm, weight outside": layer(module=BARE),
     "F.layer_norm": affine(functional_layer),
     "native_layer_norm": affine(native_layer),
-    "F.layer_norm, weight outside": layer(lambda x, w, b, eps: _layer(x, eps) * w),
-    "F.layer_norm, weight and bias outside": affine(lambda x, w, b, eps: _layer(x, eps) * w + b),
-    "F.layer_norm, 1 + w outside": layer(lambda x, w, b, eps: _layer(x, eps) * (w + 1), offset=1.0),
-    "F.layer_norm, 1 + w": affine(lambda x, w, b, eps: _layer(x, eps, w + 1, b), offset=1.0),
-    "F.layer_norm without parameters": layer(lambda x, w, b, eps: _layer(x, eps), has_weight=False),
+    "F.layer_norm, weight outside": layer(lambda x, w, b, eps: functional_layer(x, None, b, eps) * w),
+    "F.layer_norm, weight and bias outside": affine(lambda x, w, b, eps: functional_layer(x, None, None, eps) * w + b),
+    "F.layer_norm, 1 + w outside": layer(lambda x, w, b, eps: functional_layer(x, None, b, eps) * (w + 1), offset=1.0),
+    "F.layer_norm, 1 + w": affine(lambda x, w, b, eps: functional_layer(x, w + 1, b, eps), offset=1.0),
+    "F.layer_norm without parameters": layer(functional_layer, has_weight=False),
     "LayerNorm by var": affine(variance),
     "LayerNorm by var_mean": affine(var_mean),
     "LayerNorm by centred squares": affine(centered),
@@ -174,8 +162,8 @@ SPELLINGS = {
     "LayerNorm by std, eps outside": affine(annotated, outside=True, unbiased=True),
     "nn.RMSNorm": rms(module=nn.RMSNorm),
     "F.rms_norm": rms(functional_rms),
-    "F.rms_norm, weight outside": rms(lambda x, w, b, eps: w * F.rms_norm(x, x.shape[-1:], eps=eps)),
-    "F.rms_norm without weight": rms(bare_rms, has_weight=False),
+    "F.rms_norm, weight outside": rms(lambda x, w, b, eps: w * functional_rms(x, None, b, eps)),
+    "F.rms_norm without weight": rms(functional_rms, has_weight=False),
     "RMSNorm as in Llama": rms(llama),
     "RMSNorm as in Gemma, 1 + w": rms(gemma, offset=1.0),
     "RMSNorm by sqrt": rms(square_root),
