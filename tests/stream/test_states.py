@@ -12,7 +12,7 @@ from addnorm import Learned, Row
 from support.families import shake
 from support.random_models.graphs import Graph
 from support.stacks import encoder, torch_encoder
-from support.stream_steps import X, make_steps, noise, normalize, repeat, run_layers
+from support.stream_steps import X, make_steps, noise, normalize, repeat
 
 LAYERS, D = 3, 16
 
@@ -56,11 +56,6 @@ def test_error_inside_a_branch_is_told_from_the_residual_terms(case):
     for change, place in (
         (lambda layers: layers[2].self_attn.out_proj.weight[3].mul_(1.01), "attention of layer 3 (layers.2.self_attn)"),
         (lambda layers: layers[1].linear1.weight[0, 2:3].add_(0.1), "feed-forward of layer 2 (layers.1)"),
-        (
-            lambda layers: setattr(layers[0].self_attn, "num_heads", 1) or setattr(layers[0].self_attn, "head_dim", D),
-            "attention of",
-        ),
-        (lambda layers: setattr(layers[1], "activation", nn.GELU()), "feed-forward of layer 2"),
     ):
         sentence = assert_only(sentences(case, change), inside + place)
         assert "more term" not in sentence  # the later ones are fed with the reference's values
@@ -205,22 +200,15 @@ def make_turned(turn, back, is_post):
     return make_steps(run)
 
 
-def turn_stream_and_norms(m, x):
-    return m.last(run_layers(m, x.transpose(0, 1), last=3)).transpose(0, 1)
-
-
 @pytest.mark.parametrize("is_post", [False, True], ids=["pre_ln", "post_ln"])
-@pytest.mark.parametrize("name", [*TURNS, "norms too"])
+@pytest.mark.parametrize("name", TURNS)
 def test_stream_in_another_layout_than_its_norms_agrees(name, is_post):
-    model = make_turned(lambda x: x, lambda x: x, is_post)
-    port = make_turned(*TURNS[name], is_post) if name in TURNS else make_steps(turn_stream_and_norms)
-    model = model if name in TURNS else make_steps(lambda m, x: m.last(run_layers(m, x, last=3)))
-    port.load_state_dict(model.state_dict())
+    model, port = make_turned(lambda x: x, lambda x: x, is_post), make_turned(*TURNS[name], is_post)
     assert list_differences(port, X, model) == []
     assert list_differences(model, X, port) == []
     with torch.no_grad():
         port.norms[1].weight.mul_(1.1)
-    where = "after" if is_post and name in TURNS else "before"
+    where = "after" if is_post else "before"
     assert_only(list_differences(port, X, model), f"the difference begins at the norm {where} ")
 
 
@@ -270,9 +258,13 @@ def test_saved_states_are_those_of_the_run(case, tmp_path):
 
 @pytest.mark.parametrize(
     "keys",
-    [("inspection",), ("terms",), ("terms", "0..start"), ("inspection", "streams"), ("inspection", "unknown"),
-     ("inspection", "streams", 0, "sites", 0, "row"), ("inspection", "streams", 0, "sites", 0, "row", "a")],
-)  # fmt: skip
+    [
+        ("inspection",),
+        ("terms", "0..start"),
+        ("inspection", "unknown"),
+        ("inspection", "streams", 0, "sites", 0, "row", "a"),
+    ],
+)
 def test_saved_states_without_a_part_get_one_sentence(case, tmp_path, keys):
     model, inspection = case
     saved = torch.load(addnorm.save_states(inspection, tmp_path / "states.pt"))

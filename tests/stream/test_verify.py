@@ -1,5 +1,6 @@
 """Tests of `verify`: planted errors are named by term and sublayer, and right models are right."""
 
+import copy
 from dataclasses import replace
 from functools import partial
 
@@ -35,8 +36,8 @@ def change(base, **fields):
     return Wiring("changed", rule, final_norm=base.final_norm, embedding_norm=base.embedding_norm)
 
 
-def only(layer, sublayer, value, otherwise):
-    return lambda row, place: value if (place.layer, place.sublayer) == (layer, sublayer) else otherwise
+def all_but(layer, sublayer):
+    return lambda row, place: (place.layer, place.sublayer) != (layer, sublayer)
 
 
 def plant(fields, name="pre_ln", count=6):
@@ -47,28 +48,20 @@ def plant(fields, name="pre_ln", count=6):
 # number of sublayers that have it if it is not six.
 PLANTED = {
     MOVED: plant({"norm_in": False, "norm_out": True}),
-    "the norm is missing, expected before the sublayer": plant({"norm_in": only(1, 1, False, True)}, count=1),
-    "the norm is missing, expected before": plant({"norm_in": False}),
+    "the norm is missing, expected before the sublayer": plant({"norm_in": all_but(1, 1)}, count=1),
     "before the sublayer and on the sublayer's output, expected before the sublayer": plant({"norm_branch": True}),
     "on the sublayer's output, expected before the sublayer": plant({"norm_in": False, "norm_branch": True}),
-    "the factor of the branch is 0.5, expected 1": plant({"b": 0.5}),
     "the factor of the branch is 2, expected 1": plant({"b": lambda row, place: 2.0 if place.layer == 2 else 1.0}, count=2),
     "the factor of the residual is 0.9, expected 1": plant({"a": 0.9}),
-    "the factor of what the sublayer reads is 0.5, expected 1": plant({"c": 0.5}),
-    "the branch is learned, one number, expected 1": plant({"b": Learned(0.7)}),
     "learned, a number for each feature, expected 1": plant({"b": Learned(0.7, per_feature=True)}),
     "in parallel, expected one after the other": plant({"shares": lambda row, place: "state" if place.sublayer else ""}),
     "one after the other, expected in parallel": plant({"shares": "", "norm_in": True}, "parallel"),
-    "before the sublayer, expected after the add": plant({"norm_in": True, "norm_out": False}, "post_ln"),
-    "the norm is missing, expected after the add": plant({"norm_out": only(0, 0, False, True)}, "post_ln", count=1),
+    "the norm is missing, expected after the add": plant({"norm_out": all_but(0, 0)}, "post_ln", count=1),
     "the factor 1.565 is on the branch, expected on the residual": plant({"a": 1.0, "b": lambda row, place: row.a}, "deepnorm"),
-    "the factor of the residual is 1, expected 1.565": plant({"a": 1.0}, "deepnorm"),
     "the factor of what the sublayer reads is 1, expected 0.7071": plant({"c": 1.0}, "layernorm_scaling", count=2),
     "the branch is 0.1, expected learned, a number for each feature": plant({"b": 0.1}, "layer_scale"),
     "is learned, one number, expected learned, a number for each feature": plant({"b": Learned(0.1)}, "layer_scale"),
-    "the factor of the branch is 1, expected learned, one number": plant({"b": 1.0}, "rezero"),
     "the norm is before the sublayer, expected before the sublayer and on": plant({"norm_branch": False}, "sandwich"),
-    "before the sublayer, expected on the sublayer's output": plant({"norm_branch": False, "norm_in": True}, "reordered"),
     "the factor of the residual is 1, expected 0": plant({"a": 1.0}, "no_residual"),
 }  # fmt: skip
 
@@ -236,27 +229,24 @@ def test_towers_that_do_not_read_each_other_are_no_pair():
 
 
 def test_inputs_of_a_reference_are_in_the_order_of_the_model():
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = addnorm.nn.Encoder(2, 16, nhead=2)
-
-        def forward(self, hidden, positions):
-            return self.encoder(hidden + 0.1 * positions)
-
-    class Other(Sum):
+    class ByPosition(addnorm.nn.Encoder):
         def forward(self, x, y):
-            return super().forward(x, y)
+            return super().forward(x + 0.1 * y)
 
-    class ByName(Sum):
+    class Other(ByPosition):
+        def forward(self, hidden, positions):
+            return super().forward(hidden, positions)
+
+    class ByName(ByPosition):
         def forward(self, *, x, y):
             return super().forward(x, y)
 
-    model, other = Sum().eval(), Other().eval()
-    other.load_state_dict(model.state_dict())
-    inputs = {name: torch.randn(2, 5, 16) for name in ("positions", "hidden")}
-    assert addnorm.verify(model, **inputs, like=other).agrees
+    model = ByPosition(2, D, nhead=2).eval()
+    other, by_name = copy.deepcopy(model), copy.deepcopy(model)
+    other.__class__, by_name.__class__ = Other, ByName
+    inputs = {name: torch.randn(2, 5, D) for name in ("positions", "hidden")}
+    assert addnorm.verify(other, **inputs, like=model).agrees
     with pytest.raises(
         TypeError, match="like is ByName, expected a model that takes these inputs by name or by position"
     ):
-        addnorm.verify(model, **inputs, like=ByName().eval())
+        addnorm.verify(other, **inputs, like=by_name)

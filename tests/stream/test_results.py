@@ -1,5 +1,7 @@
-"""Tests of what `print` shows of an inspection, a recording, ablations and a decomposition: the tables that README and docs promise."""
+"""Tests of results: what `print` shows of them, the tables that README and docs promise, and `copy.deepcopy` and `pickle`."""
 
+import copy
+import pickle
 import re
 
 import pytest
@@ -86,3 +88,31 @@ def test_print_names_x_0_and_the_norm_of_the_embedding_once(model, printed):
     assert "  embedding norm: LayerNorm 1e-5, 0" in lines
     assert "with a norm of the embedding" not in " ".join(lines)
     assert any(line.split()[:1] == ["x_0"] for line in printed(rec))
+
+
+# `copy.deepcopy` and `pickle`.
+
+RESULTS = {
+    "inspection": addnorm.inspect,
+    "site": lambda model, x: addnorm.inspect(model, x).sites[0],
+    "verification": lambda model, x: addnorm.verify(model, x, wiring="pre_ln"),
+    "reference": lambda model, x: addnorm.verify(model, x, like=model),
+    "decomposition": addnorm.decompose,
+    "ablations": lambda model, x: addnorm.ablate_each(addnorm.inspect(model, x), x),
+    "program": lambda model, x: addnorm.inspect(addnorm.nn.Encoder(1, 16, nhead=2, wiring="mhc").eval(), x),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_result_with_a_run_is_not_copied(model, name):
+    result = RESULTS[name](model, X)
+    for make in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"the run of a model cannot be copied or pickled: keep its to_dict\(\)"):
+            make(result)
+
+
+def test_recording_is_pickled(model):
+    recording = record(model, X)
+    again = pickle.loads(pickle.dumps(recording))
+    assert str(again) == str(recording)
+    assert again.to_dict() == recording.to_dict()
