@@ -308,6 +308,11 @@ FIRST_CALLS = {
     "in place": "addnorm.add_layer_norm_(x, x.clone())",
     "option in place": "addnorm.add_residual_(x, x.clone(), layer_scale=2.0)",
     "compiled": "torch.compile(lambda: addnorm.add_layer_norm(x, x), backend='aot_eager', fullgraph=True)()",
+    "compiled, with a mask": (
+        "seed = torch.tensor(1)\n"
+        "call = lambda: addnorm.add_rms_norm(x, x, dropout_p=0.5, seed=seed)\n"
+        "torch.compile(call, backend='aot_eager', fullgraph=True)()"
+    ),
     "under a mode": "with CommDebugMode(): addnorm.layer_norm(x)",
 }
 PROGRAM = """

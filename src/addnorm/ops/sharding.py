@@ -25,7 +25,6 @@ from torch._prims_common import make_contiguous_strides_for
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from addnorm import reference
 from addnorm.ops import philox
@@ -138,7 +137,7 @@ class _Call:
         If its rows are contiguous in the whole tensor and start at a Philox block, advance the operator's offset; else compute
         the mask here as `keep` and turn the operator's dropout off.
         """
-        sizes, starts = (part[:-1] for part in compute_local_shape_and_global_offset(self.shape, self.mesh, self.rows))
+        sizes, starts = self._find_rows()
         d = self.shape[-1]
         strides = [math.prod(self.shape[i + 1 : -1]) for i in range(len(sizes))]
         first = sum(start * stride for start, stride in zip(starts, strides, strict=True)) * d
@@ -153,6 +152,21 @@ class _Call:
         self.keep = philox.keep_rows(rows, d, self.local["dropout_p"], self.local["seed"], self.local["offset"])
         self.probability = self.local["dropout_p"]
         self.local["dropout_p"], self.local["seed"] = 0.0, None
+
+    def _find_rows(self) -> tuple[list[int], list[int]]:
+        """Return the sizes of this process's part and its places in the whole tensor, of all dimensions but the features.
+
+        The rows are sharded plainly. torch's own function reads numbers from tensors, which no graph has while it is traced.
+        """
+        sizes, starts = [*self.shape[:-1]], [0] * (len(self.shape) - 1)
+        for placement, count, number in zip(self.rows, self.mesh.shape, self.mesh.get_coordinate() or (), strict=True):
+            if isinstance(placement, Shard):
+                i = placement.dim
+                most = -(-sizes[i] // count)
+                first = min(number * most, sizes[i])
+                starts[i] += first
+                sizes[i] = min(most, sizes[i] - first)
+        return sizes, starts
 
     def drop(self, branch: Tensor, branch_bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return dropout(branch + branch_bias) with `keep`, the mask of this process's rows."""
