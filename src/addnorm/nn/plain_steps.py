@@ -135,7 +135,7 @@ def _list_steps(connections: Iterable[Any], x: Tensor, context: Mapping[str, Any
             if norm is None:
                 norms.append(None)
             elif checks[kind](norm) and fits_formula(norm, kind, x):
-                eps = default_rms_eps(x, None) if norm.eps is None and kind == "rms" else norm.eps
+                eps = default_rms_eps(x, None) if norm.eps is None and KINDS[kind].eps is None else norm.eps
                 norms.append((norm._parameters, len(norm._parameters), eps, KINDS[kind].code))
             else:
                 return steps
