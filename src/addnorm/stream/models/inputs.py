@@ -212,23 +212,21 @@ def tokenize(model: nn.Module, texts: Sequence[str], folder: Path, tokens: int |
     limit = token_limit(model, folder)
     if tokens is not None and limit is not None and tokens > limit:
         raise ModelLoadError(f"--tokens is {tokens}, expected at most {limit}: the limit of the model.")
-    tokenizer.no_padding()  # the saved tokenizer may pad to a fixed length
     special = tokenizer.num_special_tokens_to_add(False)
     if tokens is not None and tokens <= special:  # the tokenizer would then not truncate at all
         raise ModelLoadError(
             f"--tokens is {tokens}, expected at least {special + 1}: the tokenizer adds {format_count(special, 'special token')}."
         )
     tokenizer.enable_truncation(tokens or min(limit or MAX_TOKENS, MAX_TOKENS))
-    rows = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
-    empty = next((k for k, ids in enumerate(rows) if not ids), None)
+    pad = settings.get("pad_token_id")
+    tokenizer.enable_padding(pad_id=pad if isinstance(pad, int) and pad >= 0 else 0)  # to the longest text
+    rows = tokenizer.encode_batch(list(texts))
+    empty = next((k for k, row in enumerate(rows) if not any(row.attention_mask)), None)
     if empty is not None:
         raise ModelLoadError(f"the text {texts[empty]!r} has no tokens, expected at least one.")
-    pad = settings.get("pad_token_id")
-    pad = pad if isinstance(pad, int) and pad >= 0 else 0
-    longest = max(map(len, rows))
     inputs = {
-        "input_ids": torch.tensor([ids + [pad] * (longest - len(ids)) for ids in rows]),
-        "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in rows]),
+        "input_ids": torch.tensor([row.ids for row in rows]),
+        "attention_mask": torch.tensor([row.attention_mask for row in rows]),
     }
     vocab = settings.get("vocab_size")
     largest = int(inputs["input_ids"].max())
