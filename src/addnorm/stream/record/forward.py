@@ -20,7 +20,7 @@ from addnorm.stream.dataflow.wrappers import inner_tensors, is_wrapper
 from addnorm.stream.edits import edit_write
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.gradients import GradientHooks, StateGradients
-from addnorm.stream.record.probes import Leaves, Observed, Probes, StateProbe, ValueProbe, WriteProbe
+from addnorm.stream.record.probes import Leaves, Observed, StateProbe, StreamProbes, ValueProbe, WriteProbe
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import UNSAMPLED, TokenSample
 from addnorm.stream.tokens import (
@@ -168,7 +168,7 @@ class Forward:
 class StreamForward(Forward):
     """Statistics of one forward of a model whose streams are chains of adds, computed while the model's operators run."""
 
-    probes: Probes
+    probes: StreamProbes
     # States, by their ids, until the last write to each is compared with it.
     _pending: dict[int, Tokens] = field(default_factory=dict)
     # The tensors of a write and of its scales; None until they are computed.

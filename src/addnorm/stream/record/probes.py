@@ -130,30 +130,65 @@ class WriteProbe:
 
 
 class Probes:
+    """The sites of a recording of streams, or of a residual program, as found in an inspected run.
+
+    Args:
+        parts: the streams, or the program.
+        shapes: shapes of the model's inputs in the inspected run.
+
+    Attributes:
+        recorded: the sites of the recording.
+        sites: the sublayers among them.
+        streams: `parts` by their names.
+    """
+
+    def __init__(self, parts: Iterable[Part], shapes: Any) -> None:
+        self.recorded: list[RecordedSite] = []
+        self.sites: list[SiteProbe] = []
+        self.streams = {part.name: part for part in parts}
+        self.shapes = shapes
+
+    def add_end(self, name: str, path: str, kind: str, stream: str) -> int:
+        """Add an end of a stream to the recorded sites, and return its index."""
+        self.recorded.append(RecordedSite(name, path, kind, None, stream))
+        return len(self.recorded) - 1
+
+    def add_sublayer(self, site: Any, equation: str, place: int, parameters: list[str]) -> int:
+        """Add a site that `inspect` found to the recorded sites, and return its index; the rest is as in `SiteProbe`."""
+        index = len(self.recorded)
+        self.recorded.append(RecordedSite(site.id, site.path, site.kind, site.layer, site.stream, equation))
+        self.sites.append(SiteProbe(index, site, place, parameters))
+        return index
+
+    def is_stale(self, shapes: Any, masked: bool) -> bool:
+        """Return whether a forward must be inspected before it is recorded, though one of its kind was inspected before.
+
+        Args:
+            shapes: the shapes of the model's inputs.
+            masked: whether a mask selects the tokens to measure.
+        """
+        raise NotImplementedError
+
+
+class StreamProbes(Probes):
     """Values to measure in the streams of an inspected model.
 
     Args:
         inspection: the inspection.
         layers: measure the sublayers of these layers only; None: of all.
-
-    Attributes:
-        recorded: the sites of the recording.
         shapes: shapes of the model's inputs in the inspected run.
     """
 
     def __init__(self, inspection: Inspection, layers: Collection[int] | None, shapes: Any) -> None:
-        self.recorded: list[RecordedSite] = []
+        super().__init__(inspection.streams, shapes)
         self.states: list[StateProbe] = []
-        self.sites: list[SiteProbe] = []
         self.writes: list[WriteProbe] = []  # also of sublayers that are not recorded
         self.values: list[ValueProbe] = []
-        self.shapes = shapes
-        self.streams = {stream.name: stream for stream in inspection.streams}
         is_named = len(self.streams) > 1 or "final" in {site.id for site in inspection.sites}
         for stream in inspection.streams:
             prefix = f"{stream.name}/" if is_named else ""
             entering, leaving = self._add_states(stream)
-            leaving[0].leaving.append(self._add_site(f"{prefix}x_0", "", "start", stream))
+            leaving[0].leaving.append(self.add_end(f"{prefix}x_0", "", "start", stream.name))
             recorded = {
                 site.sublayer: self._add_sublayer(
                     stream, site, entering[site.sublayer.place], leaving[site.sublayer.place + 1]
@@ -167,12 +202,8 @@ class Probes:
                 layout = stream.layout.of_write(sublayer)
                 self.writes.append(WriteProbe(sublayer, state, term, layout, recorded.get(sublayer)))
             if (norm := stream.final_norm) is not None:
-                self._add_norm("norm_final", self._add_site(f"{prefix}final", norm.path, "final", stream), norm, stream)
-
-    def _add_site(self, name: str, path: str, kind: str, stream: Stream) -> int:
-        """Add an end of a stream to the recorded sites, and return its index."""
-        self.recorded.append(RecordedSite(name, path, kind, None, stream.name))
-        return len(self.recorded) - 1
+                end = self.add_end(f"{prefix}final", norm.path, "final", stream.name)
+                self._add_norm("norm_final", end, norm, stream)
 
     def _add_states(self, stream: Stream) -> tuple[list[StateProbe], list[StateProbe]]:
         """Add the states of a stream; return those before each add and at the end, and those after each add from x_0 on."""
@@ -194,15 +225,14 @@ class Probes:
 
     def _add_sublayer(self, stream: Stream, site: Site, before: StateProbe, after: StateProbe) -> SiteProbe:
         sublayer: Sublayer = site.sublayer
-        layout, index = stream.layout, len(self.recorded)
-        self.recorded.append(RecordedSite(site.id, site.path, site.kind, site.layer, stream.name, site.equation))
+        layout = stream.layout
+        index = self.add_sublayer(site, site.equation, sublayer.place, list_parameters(sublayer))
         before.entering.append(index)
         after.leaving.append(index)
         read = before.value if sublayer.reads.value is sublayer.add.x else sublayer.reads.value
         found = {} if read is None else {"read": (read, layout.of(read))}  # if the sublayer has one input
         found["raw"] = layout.find_raw(sublayer)
         self.values += (ValueProbe(index, role, value, stream.name, own) for role, (value, own) in found.items())
-        self.sites.append(SiteProbe(index, site, sublayer.place, list_parameters(sublayer)))
         norms: dict[str, Sequence[Norm | None]] = {
             "norm_in": sublayer.reads.norms, "norm_branch": [sublayer.norm], "norm_out": stream.chain.norms_out[sublayer.place],
         }  # fmt: skip
@@ -215,12 +245,7 @@ class Probes:
         self.values.append(ValueProbe(site, role, norm.x, stream.name, stream.layout.of_norm(norm), norm))
 
     def is_stale(self, shapes: Any, masked: bool) -> bool:
-        """Return whether a forward with inputs of other shapes must be inspected again, to know the order of its tokens.
-
-        Args:
-            shapes: the shapes of the model's inputs.
-            masked: whether a mask selects the tokens to measure.
-        """
+        """Return whether a forward has inputs of other shapes, in which the order of the tokens is not known."""
         if shapes == self.shapes:
             return False
         layouts = [state.layout for state in self.states] + [write.layout for write in self.writes]

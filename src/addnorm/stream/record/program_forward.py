@@ -28,16 +28,15 @@ from addnorm.stream.program.result import NAME, Program, ProgramSite
 from addnorm.stream.program.statistics import measure_matrices, split_sums
 from addnorm.stream.record.forward import Forward
 from addnorm.stream.record.gradients import StateGradients
-from addnorm.stream.record.probes import Observed, SiteProbe
+from addnorm.stream.record.probes import Observed, Probes, SiteProbe
 from addnorm.stream.record.sample import Equation, Operand, Sample, multiply, normalize, scale
-from addnorm.stream.record.schema import RecordedSite
 from addnorm.stream.shares import Components, source_shares
 from addnorm.stream.tokens import OmittedError, Statistics, TokenMask, Tokens, rstd_statistics, write_statistics
 
 OTHER_TOKENS = "the sublayer has other tokens than the streams"
 
 
-class ProgramProbes:
+class ProgramProbes(Probes):
     """The sites of a recording, and the layouts of the values, of one captured run.
 
     Args:
@@ -47,30 +46,28 @@ class ProgramProbes:
         shapes: shapes of the model's inputs.
 
     Attributes:
-        recorded: the sites of the recording.
         leaving: for each state of the program the recorded sites whose output it is.
         tokens: mask that selects the tokens to measure; all by default.
         is_released: whether the tensors of the run are released, since it was measured.
     """
 
     def __init__(self, program: Program, flow: Flow, layers: Collection[int] | None, shapes: Any) -> None:
-        self.program, self.flow, self.shapes = program, flow, shapes
-        self.streams = {NAME: program}
+        super().__init__([program], shapes)
+        self.program, self.flow = program, flow
         self.tokens, self.is_released = TokenMask(), False
-        self.recorded = [RecordedSite("x_0", "", "start", None, NAME)]
-        self.sites: list[SiteProbe] = []
-        self.leaving: list[list[int]] = [[0], *([] for _ in program.sites)]
+        self.leaving = [[self.add_end("x_0", "", "start", NAME)]]
         for k, site in enumerate(program.sites):
-            if layers is None or site.layer in layers:
-                index = len(self.recorded)
-                equation = _format_equation(site)
-                self.recorded.append(RecordedSite(site.id, site.path, site.kind, site.layer, NAME, equation))
-                self.sites.append(SiteProbe(index, site, k, find_parameters(site.write.ops)))
-                self.leaving[k + 1].append(index)
+            is_recorded = layers is None or site.layer in layers
+            call = site, _format_equation(site), k, find_parameters(site.write.ops)
+            self.leaving.append([self.add_sublayer(*call)] if is_recorded else [])
         if (norm := program.final_norm) is not None:
-            self.recorded.append(RecordedSite("final", norm.path, "final", None, NAME))
+            self.add_end("final", norm.path, "final", NAME)
         self._sizes = tuple(part.size for part in program.carrier.list_tokens(program.spine.states[0][0]))
         self._mixed = _find_mixed(program, self._sizes)
+
+    def is_stale(self, shapes: Any, masked: bool) -> bool:
+        """Return True: the coefficients differ from forward to forward."""
+        return True
 
     def find_layout(self, k: int) -> TokenLayout:
         """Return the layout of state k as `(*tokens, features)`.

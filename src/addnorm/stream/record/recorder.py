@@ -41,7 +41,7 @@ from addnorm.stream.program.result import Program
 from addnorm.stream.record.forward import Forward, StreamForward
 from addnorm.stream.record.gradients import GradientHooks, parameter_norm
 from addnorm.stream.record.measurements import do_nothing
-from addnorm.stream.record.probes import Leaves, Probes, describe_parts
+from addnorm.stream.record.probes import Leaves, Probes, StreamProbes, describe_parts
 from addnorm.stream.record.program_forward import ProgramForward, ProgramProbes
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import Sample
@@ -190,7 +190,7 @@ class _Recorder:
         self._gradients = GradientHooks(self.recording, self.accumulate != 1, self.gather)
         self._steps = StepCounter(self.model, self.accumulate)
         # By the kind of forward. A forward that has a residual program is captured anew each time.
-        self._probes: dict[Any, Probes | ProgramProbes] = {}
+        self._probes: dict[Any, Probes] = {}
         self._key: Any = None  # of the forward
         self._forward: Forward | None = None
         if model is not self.model or any(hasattr(m, "_orig_mod") for m in model.modules()):
@@ -220,7 +220,7 @@ class _Recorder:
         self._key = _call_key(self.model, args, kwargs)
         probes = known = self._probes.get(self._key)
         shapes = tuple(t.shape for t in tensors)
-        if not isinstance(known, Probes) or known.is_stale(shapes, self.masks is not None):
+        if known is None or known.is_stale(shapes, self.masks is not None):
             if (probes := self._find_probes(args, kwargs, shapes)) is None:
                 probes = known if known is not None and known.shapes == shapes else None
                 self._note(
@@ -249,7 +249,7 @@ class _Recorder:
         assert forward is not None
         forward.release()
         if missed := forward.list_missed():  # other operators ran: the next forward is inspected again
-            if isinstance(forward.probes, Probes):
+            if isinstance(forward.probes, StreamProbes):
                 self._probes.pop(self._key, None)
             path, call, *_ = min(missed)
             self._note(
@@ -285,7 +285,7 @@ class _Recorder:
             if memory_map is not None:
                 self.recording.memory_maps[name] = memory_map
 
-    def _find_probes(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Probes | ProgramProbes | None:
+    def _find_probes(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Probes | None:
         """Inspect the model and return the values to measure; check that another kind of forward has the same sites.
 
         Return None if forwards of this kind had a residual program before, and this one does not have the same.
@@ -297,7 +297,7 @@ class _Recorder:
                 f"record runs the sharded {type(self.model).__name__} once more, in which all processes communicate",
             )
         flow, inspection, program = self._inspect(args, kwargs)
-        probes: Probes | ProgramProbes
+        probes: Probes
         if program is not None:
             for edit in list_edits(self.model):  # of a model that ran otherwise
                 if isinstance(edit, AddEdit):
@@ -310,7 +310,7 @@ class _Recorder:
                 f"{type(self.model).__name__} has no residual stream to record: {inspection.unknown[0].reason}."
             )
         else:
-            probes = Probes(inspection, self.layers, shapes)
+            probes = StreamProbes(inspection, self.layers, shapes)
             flow.release_tensors()
         if not probes.sites:
             last = max(stream.num_layers for stream in probes.streams.values()) - 1
