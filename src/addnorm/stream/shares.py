@@ -7,7 +7,7 @@ LayerNorm with its recorded denominator is linear in x except for its bias, so t
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -98,6 +98,14 @@ def propagate_through(norm: Norm, parts: Components, denominator: Tensor | None 
 def sum_components(parts: Components) -> Tensor:
     """Return the sum of the components: the stream."""
     return torch.stack([*parts.values()]).sum(0) if len(parts) > 1 else next(iter(parts.values()))
+
+
+def join_components(values: Sequence[Components], join: Callable[[Sequence[Tensor]], Tensor]) -> Components:
+    """Return the components of several values, of which `join` makes one tensor. A component that a value lacks is zero there."""
+    zeros = [torch.zeros_like(next(iter(parts.values()))) for parts in values]
+    pairs = [*zip(values, zeros, strict=True)]
+    names = dict.fromkeys(name for parts in values for name in parts)
+    return {name: join([parts.get(name, zero) for parts, zero in pairs]) for name in names}
 
 
 def source_shares(parts: Components, total: Tensor) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ of one source after the other, with its other operands and the denominators of n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from addnorm.stream.program.carried import AFFINE, Carrier
 from addnorm.stream.program.maps import join_streams, replay
 from addnorm.stream.program.result import Program
 from addnorm.stream.program.spine import list_carried_inputs
-from addnorm.stream.shares import BIASES, Components, source_shares, sum_components
+from addnorm.stream.shares import BIASES, Components, join_components, source_shares, sum_components
 
 START = "x_0"  # the component of the embeddings
 JOINED = "joined tokens"  # the component of learned tokens that join the streams after the first write
@@ -81,11 +82,9 @@ class ProgramDecomposition(Decomposition):
             yield self._join_all(self._targets[k], parts, k == self.depth)
 
     def _join_all(self, target: Sequence[Value], parts: dict[Value, Components], is_read: bool) -> Components:
-        found = {name for value in target for name in parts[value]}
-        names = [name for name in (START, *(site.id for site in self.program.sites), JOINED, BIASES) if name in found]
-        zeros = [value.tensor.new_zeros((), dtype=torch.float64).expand(value.shape) for value in target]
-        pairs = [*zip((parts[value] for value in target), zeros, strict=True)]
-        return {name: self._join(target, is_read, [own.get(name, zero) for own, zero in pairs]) for name in names}
+        joined = join_components([parts[value] for value in target], partial(self._join, target, is_read))
+        names = (START, *(site.id for site in self.program.sites), JOINED, BIASES)
+        return {name: joined[name] for name in names if name in joined}
 
     def _join(self, target: Sequence[Value], is_read: bool, tensors: Sequence[Tensor] | None = None) -> Tensor:
         """Return the streams of a target as one tensor `(*, n, d)`; the only stream of a read as `(*, d)`."""

@@ -29,6 +29,7 @@ from addnorm.stream.shares import (
     find_paths,
     find_step_obstacle,
     find_tolerance,
+    join_components,
     propagate_through,
     source_shares,
     sum_components,
@@ -188,19 +189,16 @@ class Sample:
             return _select(t, rows).expand(rows.stop - rows.start, -1, -1)
 
         values: list[Components] = [{"x_0": read(part)} for part in self.states[0]]
-        yield _join(values), torch.cat([*map(read, self.states[0])], 1).flatten(1)
+        yield join_components(values, _join), _join([*map(read, self.states[0])])
         for writes, equations, state in zip(self.writes, self.equations, self.states[1:], strict=True):
             sources = [*values, *({name: read(write)} for name, write in writes)]
             values = [equation.apply(sources, rows) for equation in equations]
-            yield _join(values), torch.cat([*map(read, state)], 1).flatten(1)
+            yield join_components(values, _join), _join([*map(read, state)])
 
 
-def _join(values: Sequence[Components]) -> Components:
-    """Return the components of a state, `(tokens, n d)`, from those of its values, `(tokens, n, d)`."""
-    zeros = [torch.zeros_like(next(iter(parts.values()))) for parts in values]
-    names = dict.fromkeys(name for parts in values for name in parts)
-    pairs = [*zip(values, zeros, strict=True)]
-    return {name: torch.cat([parts.get(name, zero) for parts, zero in pairs], 1).flatten(1) for name in names}
+def _join(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the values of a state, `(tokens, n, d)`, as one tensor `(tokens, n d)`."""
+    return torch.cat([*tensors], 1).flatten(1)
 
 
 def _add_to(sums: dict[str, float], values: Mapping[str, Tensor]) -> None:
