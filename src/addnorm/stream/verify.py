@@ -19,7 +19,7 @@ from addnorm._util.blocks import Block, Paragraph
 from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
-from addnorm.stream.dataflow.graph import DATA, NOISE, Op, Value
+from addnorm.stream.dataflow.graph import DATA, NOISE
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.dataflow.wrappers import distribute, find_split_parameter, has_flat_parameters
 from addnorm.stream.deviations import MAX_SITES, Deviation, compare_models, compare_wirings, group_differences
@@ -27,7 +27,6 @@ from addnorm.stream.find.remarks import MISSING
 from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.inspect import inspect, inspect_run
 from addnorm.stream.inspection import Inspection
-from addnorm.stream.program.cuts import find_leaves
 from addnorm.stream.program.deviations import RULE, Difference, compare_program, compare_program_norms
 from addnorm.stream.program.result import Program, ProgramSite
 from addnorm.stream.states import States, TermError, collect_states, load_states, match_parallel, measure_terms
@@ -289,7 +288,7 @@ def _verify_program(
     if _has_dropout(program):
         return Verification(wiring, inspection, (), unproven=(Unknown("", RANDOM),))
     is_other = wiring.has_rows and program.wiring is not None  # then every term differs
-    is_learned = not is_other and bool(_find_leaves(program)[0])
+    is_learned = not is_other and bool(program.find_leaves(program.matrices)[0])
     found = [Difference(RULE, inspection.wiring, wiring.name, "")] if is_other else None
     # FullyShardedDataParallel gathers from its own storage, or frees what is written to.
     if is_learned and not isinstance(model, Inspection) and not has_flat_parameters(model):
@@ -307,12 +306,6 @@ def _verify_program(
     return replace(judged, moved=moved)
 
 
-def _find_leaves(program: Program) -> tuple[list[Value], list[Op]]:
-    """Return the parameters and buffers from which a program's matrices are computed, and the operators in between."""
-    matrices = (matrix for site in program.sites for matrix in (site.collapse, site.mix, site.inject))
-    return find_leaves(program.spine, [value for matrix in matrices for value in matrix.operands])
-
-
 def _begins_in_unknown_norm(site: ProgramSite) -> bool:
     """Return whether a sublayer normalizes what it reads by an operator that is not known to be a norm over the features."""
     before = takewhile(lambda op: "mixing" not in op.traits, site.write.ops)
@@ -323,7 +316,7 @@ def _has_dropout(program: Program) -> bool:
     """Return whether a matrix is random, as with dropout. Dropout of a sublayer's output is a part of the sublayer."""
     spine = program.spine
     carried = {value.op for value in spine.relevant - spine.carrier.sources_set}
-    ops = (*_find_leaves(program)[1], *carried)
+    ops = (*program.find_leaves(program.matrices)[1], *carried)
     return any(
         "random" in op.traits or any(v.kind & (DATA | NOISE) == NOISE for v in (*op.inputs, *op.outputs))
         for op in ops if op is not None
@@ -333,7 +326,7 @@ def _has_dropout(program: Program) -> bool:
 @contextmanager
 def move_coefficients(model: nn.Module, program: Program, share: float = 1.0) -> Iterator[None]:
     """Perturb the parameters of the coefficients in place while the block runs, and restore their bits after it."""
-    names = {leaf.name for leaf in _find_leaves(program)[0]}
+    names = {leaf.name for leaf in program.find_leaves(program.matrices)[0]}
     inner = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
     own = [tensor.data for name, tensor in (*inner.named_parameters(), *inner.named_buffers()) if name in names]
     moved = [(tensor, tensor.clone()) for tensor in own if tensor.is_floating_point() and 0 not in tensor.stride()]

@@ -10,6 +10,8 @@ An axis of streams is one that arises in the run: by an expansion, a stack, a re
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -106,6 +108,10 @@ class Carrier:
         bits = self.known[value].sources if value in self.known else 0
         return [source for k, source in enumerate(self.sources) if bits >> k & 1]
 
+    def join_sources(self, values: Iterable[Value]) -> int:
+        """Return the sources of which any of some carried values is a sum of multiples, as bits."""
+        return functools.reduce(operator.or_, (self.known[value].sources for value in values), 0)
+
     def find_residual_sums(self, flow: Flow) -> set[Op]:
         """Return the operators that sum sources of which one is computed from another, as in x + f(x)."""
         own = {source: 1 << k for k, source in enumerate(self.sources)}
@@ -133,53 +139,45 @@ class Carrier:
     def _add(self, op: Op) -> None:
         """Add the outputs of an operator: as carried values, or else as sources."""
         used, dims = self._carry(op)
-        total = 0
-        for value in used:
-            total |= self.known[value].sources
         for out, of_output in zip(op.outputs, dims, strict=False):
-            if out.tensor.is_floating_point():
-                self.known[out] = Carried(of_output, total)
+            if of_output is not None and out.tensor.is_floating_point():
+                self.known[out] = Carried(of_output, self.join_sources(used))
                 self.used[op] = used
         for out in op.outputs:
             if out not in self.known:
                 self._add_source(out)
 
-    def _carry(self, op: Op) -> tuple[list[Value], list[Dims]]:
-        """Return the inputs that an operator carries and the dimensions of its outputs; two empty lists if it carries nothing."""
+    def _carry(self, op: Op) -> tuple[list[Value], Sequence[Dims | None]]:
+        """Return the inputs that an operator carries, and the dimensions of its outputs: None for one that is not carried."""
         norm = op.outputs[0].norm if op.outputs else None
         if norm is not None:
             carried = self.known.get(norm.x)
             last = [part for part in carried.dims[-1] if part.size > 1] if carried else []
-            if carried is None or last != [Part(FEATURES, 1, self.width)]:
-                return [], []
-            dims = reshape_dims(carried.dims, norm.y.shape)
-            return ([], []) if dims is None else ([norm.x], [dims])
+            is_whole = last == [Part(FEATURES, 1, self.width)]
+            return [norm.x], [reshape_dims(carried.dims, norm.y.shape)] if carried and is_whole else []
         used = [value for value in dict.fromkeys(op.inputs) if value in self.known]
         if not used:
             return [], []
         first = self.known[used[0]].dims
+        is_first = used[0] is op.inputs[0]
         if "view" in op.traits:
-            dims = self._view(op, first) if used[0] is op.inputs[0] else None
-            return ([], []) if dims is None else (used[:1], [dims] * len(op.outputs))
+            return used[:1], [self._view(op, first)] * len(op.outputs) if is_first else []
         if op.name in ("stack", "cat"):
-            dims = self._join(op, op.args[0])
-        elif "cut" in op.traits:
-            return (used[:1], self._cut(op, first)) if used[0] is op.inputs[0] else ([], [])
-        elif op.name in AFFINE:
-            dims = self._merge(op, used)
-        elif op.name in ("mul", "div", *MATRIX_PRODUCTS):
-            chosen = self._choose_factor(op, used)
+            return used, [self._join(op, op.args[0])]
+        if "cut" in op.traits:
+            return used[:1], self._cut(op, first) if is_first else []
+        if op.name in AFFINE:
+            return used, [self._merge(op, used)]
+        if op.name in ("mul", "div", *MATRIX_PRODUCTS):
+            used = self._choose_factor(op, used)
             combine = self._multiply if op.name in MATRIX_PRODUCTS else self._merge
-            used, dims = ([], None) if chosen is None else ([chosen], combine(op, [chosen]))
-        elif op.name in ("sum", "mean"):
-            dims = self._reduce(op, first)
-        elif "attention" in op.traits:
-            used, dims = self._attend(op, op.args[2])
-        elif "guard" in op.traits and len(used) == 1 and _changes_nothing(op, used[0]):
-            dims = first
-        else:
-            dims = None
-        return ([], []) if dims is None else (used, [dims])
+            return used, [combine(op, used)] if used else []
+        if op.name in ("sum", "mean"):
+            return used, [self._reduce(op, first)]
+        if "attention" in op.traits:
+            return [op.args[2]], [self._attend(op, op.args[2])]
+        is_kept = "guard" in op.traits and len(used) == 1 and _changes_nothing(op, used[0])
+        return used, [first] if is_kept else []
 
     def _born(self, size: int) -> Dim:
         """Make a new dimension of this size, and mark it as an axis of streams."""
@@ -217,23 +215,25 @@ class Carrier:
                 dims[k] = self._born(size)
         return tuple(dims)
 
-    def _choose_factor(self, op: Op, used: Sequence[Value]) -> Value | None:
-        """Return the operand that a product or quotient carries, or None.
+    def _choose_factor(self, op: Op, used: list[Value]) -> list[Value]:
+        """Return the operand that a product or quotient carries, alone; an empty list if it carries none.
 
         Of two candidates it is the one from which the other one, a gate, is computed, or else the only one with features.
         """
         operands = [argument for argument in op.args[:2] if isinstance(argument, Value)]
         if len(operands) == 2 and operands[0] is operands[1]:
-            return None
+            return []
         if op.name == "div":
-            return operands[0] if operands and operands[0] in used and op.args[0] is operands[0] else None
+            return [value for value in operands[:1] if value in used and op.args[0] is value]
         if len(used) == 1:
-            return used[0]
+            return used
         first, second = used
-        if is_ancestor(first, second) or is_ancestor(second, first):
-            return first if is_ancestor(first, second) else second
+        if is_ancestor(first, second):
+            return [first]
+        if is_ancestor(second, first):
+            return [second]
         ends = [value for value in used if any(part.root == FEATURES for part in self.known[value].dims[-1])]
-        return ends[0] if len(ends) == 1 else None  # the other operand's last dimension has streams
+        return ends if len(ends) == 1 else []  # the other operand's last dimension has streams
 
     def _cut(self, op: Op, dims: Dims) -> list[Dims]:
         """Return the dimensions of each output of a slice, index or split; an empty list if it separates features."""
@@ -331,17 +331,14 @@ class Carrier:
         new = self._born(size) if size > 1 else ()
         return (*dims[:-2], dims[other], new) if at == 0 else (*dims[:-2], new, dims[other])
 
-    def _attend(self, op: Op, values: Value) -> tuple[list[Value], Dims | None]:
-        """Return the carried values of an attention over streams, and the dimensions of its result.
-
-        For an attention over tokens, or with a mask, return an empty list and None.
-        """
+    def _attend(self, op: Op, values: Value) -> Dims | None:
+        """Return the dimensions of an attention over streams; None for one over tokens, or with a mask."""
         dims = self.known[values].dims if values in self.known else ()
         is_among_streams = len(dims) > 2 and bool(dims[-2]) and self.is_stream(dims[-2])
         if not is_among_streams or dims[-1] != (Part(FEATURES, 1, self.width),) or find_weights(op) is None:
-            return [], None
+            return None
         size = op.outputs[0].shape[-2]
-        return [values], (*dims[:-2], self._born(size) if size > 1 else (), dims[-1])
+        return (*dims[:-2], self._born(size) if size > 1 else (), dims[-1])
 
 
 def find_weights(op: Op) -> Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import pairwise
 
 from addnorm.stream.dataflow.arithmetic import is_move
 from addnorm.stream.dataflow.graph import DATA, Op, Value, walk
@@ -21,6 +22,7 @@ from addnorm.stream.program.spine import (
     follow_tokens,
     join_writes,
     list_carried_inputs,
+    trace_single,
 )
 
 _Node = tuple[Value, int]
@@ -60,13 +62,10 @@ def find_spine(carrier: Carrier) -> Spine | None:
 
 def _find_whole(carrier: Carrier, end: Value) -> Value:
     """Return `end`; or if the model cut it to some of its tokens, as to the class token, the value before this cut."""
-    value = end
-    while value.norm is None and value.op is not None and (is_move(value.op) or value.op.name in ("mul", "div")):
-        inputs = list_carried_inputs(carrier, value)
-        if len(inputs) != 1 or carrier.order(inputs[0])[2] != carrier.order(value)[2]:
+    for value, before in pairwise(trace_single(carrier, end, lambda op: is_move(op) or op.name in ("mul", "div"))):
+        if carrier.order(before)[2] != carrier.order(value)[2]:
             break
-        end = inputs[0] if "cut" in value.op.traits else end
-        value = inputs[0]
+        end = before if "cut" in value.traits else end
     return end
 
 
@@ -154,9 +153,7 @@ def _find_live(
     """
     carrier = spine.carrier
     since, own = (last.index, carrier.known[last].sources) if last is not None else (-1, -1)
-    bits = 0
-    for value in available:
-        bits |= carrier.known[value].sources
+    bits = carrier.join_sources(available)
     live: set[Value] = set()
     for value, of_value in uses.items():
         is_available = value.index < now and not carrier.known[value].sources & ~bits

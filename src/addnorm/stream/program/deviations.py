@@ -298,17 +298,13 @@ def _label(
     The words are "" if the matrix agrees, and None if it differs and equals no mutant.
     """
     error = naming.distance(expected, found)
-    mutants: dict[str, Tensor] = {}
+    transposed = float("inf")
     if name == "mix" and expected.shape[1] == expected.shape[2] > 1:
-        mutants["transposed"] = expected.transpose(1, 2)
-        if mirror is not None:
-            mutants["transposed "] = mirror
-    errors = {label.strip(): naming.distance(mutant, found) for label, mutant in mutants.items()}
-    label = min(errors, key=errors.__getitem__, default="")
-    if error <= tolerance and not (label and error > NOISE and errors[label] < error / 5):
+        transposed = naming.distance(expected.transpose(1, 2) if mirror is None else mirror, found)
+    if error <= tolerance and not (error > NOISE and transposed < error / 5):
         return "", error
-    if label and errors[label] <= tolerance:
-        return label, errors[label]
+    if transposed <= tolerance:
+        return "transposed", transposed
     n = found.shape[1]
     if (
         name == "mix"

@@ -23,7 +23,7 @@ from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value, walk
 from addnorm.stream.dataflow.replay import relative_error, replay_op, run_op
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.program.carried import Carrier, find_weights
-from addnorm.stream.program.spine import list_carried_inputs
+from addnorm.stream.program.spine import list_carried_inputs, trace_single
 
 BETWEEN = "a norm of a sum lies between two states"
 EARLIER = "a value from before the state is read again"
@@ -185,19 +185,17 @@ def _finish(carrier: Carrier, part: Map, total: Tensor) -> Tensor:
 
 def _peel(carrier: Carrier, target: Value, sources: Sequence[Value]) -> tuple[Norm | None, list[Op]]:
     """Return the norm whose output `target` is up to views and factors, and these operators; else None and []."""
-    after: list[Op] = []
-    value = target
-    while value not in sources and value.op is not None:
-        if value.norm is not None:
-            norm: Norm = value.norm
-            return norm, after[::-1]
-        inputs = list_carried_inputs(carrier, value)
-        is_simple = len(inputs) == 1 and (is_view(value.op) or match_factor(value.op) is not None)
-        if not is_simple or carrier.order(inputs[0])[2] != carrier.order(value)[2]:
-            return None, []
-        after.append(value.op)
-        value = inputs[0]
-    return None, []
+    values = [*trace_single(carrier, target, _is_multiple)]
+    norm: Norm | None = values[-1].norm
+    is_whole = len({carrier.order(value)[2] for value in values}) == 1
+    if norm is None or not is_whole or not {*sources}.isdisjoint(values):
+        return None, []
+    return norm, [value.op for value in values[-2::-1] if value.op is not None]
+
+
+def _is_multiple(op: Op) -> bool:
+    """Return whether an operator is a view or a factor."""
+    return is_view(op) or match_factor(op) is not None
 
 
 def _find_operands(
@@ -234,13 +232,7 @@ def _find_operands(
 
 def _find_single(carrier: Carrier, value: Value, sources: Sequence[Value]) -> Value | None:
     """Return the source of which a value is a view or a multiple, or None."""
-    while value not in sources:
-        inputs = list_carried_inputs(carrier, value)
-        is_simple = value.op is not None and (is_view(value.op) or match_factor(value.op) is not None)
-        if len(inputs) != 1 or not is_simple or value.norm is not None:
-            return None
-        value = inputs[0]
-    return value
+    return next((one for one in trace_single(carrier, value, _is_multiple) if one in sources), None)
 
 
 def _is_joined(carrier: Carrier, value: Value, sources: Sequence[Value]) -> bool:

@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.arithmetic import get_number
-from addnorm.stream.program.cuts import find_leaves
 from addnorm.stream.program.expected import Expected, build_expected, list_modules
 from addnorm.stream.program.maps import Matrix, assemble, join_streams
-from addnorm.stream.program.result import Program, ProgramSite
+from addnorm.stream.program.result import Program
 from addnorm.wirings.factors import Place
 from addnorm.wirings.spec import CONSTRUCTORS, Wiring
 from addnorm.wirings.stage import Head, Stage
@@ -43,7 +42,7 @@ class Match:
     Attributes:
         wiring: the wiring.
         error: the largest difference of a coefficient; infinite if a matrix has another shape or a norm another place.
-        errors: the largest difference of a coefficient of each sublayer.
+        errors: the largest difference of a coefficient of each sublayer, and of the last read.
         parameters: the names of the model's parameters by the names of the wiring's module, for each stage and the head.
     """
 
@@ -147,10 +146,7 @@ def _find_period(values: Sequence[int]) -> tuple[int, ...]:
 def find_constants(program: Program) -> _Constants:
     """Return candidates for options: matrix sizes, numbers and Sinkhorn iterations that the coefficients use."""
     k = min(1, len(program.sites) - 1)
-    operands = [
-        v for matrix in (program.collapse(k), program.sites[k].mix, program.sites[k].inject) for v in matrix.operands
-    ]
-    leaves, ops = find_leaves(program.spine, operands)
+    leaves, ops = program.find_leaves(program.sites[k].matrices)
     found = [get_number(leaf) for op in ops for leaf in pytree.tree_leaves([(op.args, op.kwargs)])]
     floats = sorted({number for number in found if number is not None and 0.0 < number < 10.0} | {1.0})
     divisions = sum(op.name == "div" for op in ops)
@@ -184,31 +180,35 @@ def compare(program: Program, wiring: Wiring, limit: int | None = None) -> Match
     errors: list[float] = []
     parameters: list[Mapping[str, str]] = []
     delayed = None
-    for k, found in enumerate(program.sites[:limit]):
+    last = len(program.sites)
+    for k in range(last + 1 if limit is None else min(limit, last)):
         place = Place(*divmod(k, per_layer), program.num_layers, per_layer)
         try:
-            stage = wiring.stage(*place)
+            stage = wiring.stage(*place) if k < last else wiring.last_read(place) or Head(1, (1.0,))
         except ValueError:
             return failed
+        if not _have_same_norms(program, k, stage, wiring):
+            return failed
         fitted = _fit(program, k, stage, place, relation, delayed)
-        if fitted is None or not _have_same_norms(found, stage):
+        if fitted is None:
             return failed
         expected, names, error, delayed = fitted
         parameters.append(names)
-        step = relate(program, k, stage, expected, relation)
-        if step is None:
-            return failed
-        relation, of_step = step
-        errors.append(max(error, of_step))
-    if limit is not None:
-        return Match(wiring, max(errors))
-    end = _compare_head(program, wiring, relation, delayed)
-    if end is None:
-        return failed
-    return Match(wiring, max(*errors, end[0]), errors, [*parameters, end[1]])
+        errors.append(error)
+        if isinstance(stage, Stage):
+            step = relate(program, k, stage, expected, relation)
+            if step is None:
+                return failed
+            relation, of_step = step
+            errors[k] = max(error, of_step)
+    return Match(wiring, max(errors), errors, parameters)
 
 
-def _have_same_norms(found: ProgramSite, stage: Stage) -> bool:
+def _have_same_norms(program: Program, k: int, stage: Stage | Head, wiring: Wiring) -> bool:
+    """Return whether the reads of site k, or the last read, have norms where the wiring has them, and no factors after norms."""
+    if not isinstance(stage, Stage):
+        return (program.final_norm is not None) == wiring.ends_in_norm(program.num_layers)
+    found = program.sites[k]
     are_scaled = any(part.describe_factors() for part in (*found.reads, *found.sums))
     return not are_scaled and all((read.norm is not None) == stage.norm_in for read in found.reads)
 
@@ -279,7 +279,7 @@ def list_assigned(
     """Yield the module of a stage's coefficients with each assignment of the model's parameters, and their names."""
     matrices = [] if stage.delayed else [program.collapse(k)]  # a delayed C was computed by the module before
     matrices += [] if isinstance(stage, Head) else [program.sites[k].mix, program.sites[k].inject]
-    leaves, ops = find_leaves(program.spine, [v for matrix in matrices for v in matrix.operands])
+    leaves, ops = program.find_leaves(matrices)
     assert stage.coefficients is not None
     return list_modules(stage.coefficients, program.width, stage, place, leaves, ops)
 
@@ -399,20 +399,3 @@ def distance(expected: Tensor, found: Tensor) -> float:
     difference = torch.where(expected.isnan().expand_as(difference), constant, difference)
     size = found.abs().amax().clamp_min(1.0) if found.numel() else 1.0
     return float((difference / size).amax()) if difference.numel() else 0.0
-
-
-def _compare_head(
-    program: Program, wiring: Wiring, relation: Tensor, delayed: Tensor | None
-) -> tuple[float, Mapping[str, str]] | None:
-    """Return the largest difference of the last read's C, and the names of the assigned parameters; None for no fit."""
-    last = len(program.sites)
-    per_layer = last // program.num_layers
-    place = Place(program.num_layers, 0, program.num_layers, per_layer)
-    head = wiring.last_read(place)
-    final = program.head.norm
-    if (final is not None) != wiring.ends_in_norm(program.num_layers):
-        return None
-    if head is None:
-        head = Head(1, (1.0,))
-    fitted = _fit(program, last, head, place, relation, delayed)
-    return None if fitted is None else (fitted[2], fitted[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,7 @@ from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.reasons import format_source
 from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.program.carried import Carrier
+from addnorm.stream.program.cuts import find_leaves
 from addnorm.stream.program.maps import Map, Matrix, apply_map, assemble, measure_map, to_streams
 from addnorm.stream.program.spine import Spine, Write
 from addnorm.wirings.equation import wrap_equation
@@ -75,6 +76,11 @@ class ProgramSite:
     def model(self) -> Any:
         """The inspected model; None if it no longer exists."""
         return self.owner and self.owner()
+
+    @property
+    def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
+        """The matrices C, A and B."""
+        return self.collapse, self.mix, self.inject
 
     def list_norms(self) -> list[Norm]:
         """Return the norms in the order in which they are applied."""
@@ -201,16 +207,22 @@ class Program:
         return self.expansion is not None and self.expansion <= self.tolerance
 
     @property
+    def matrices(self) -> list[Matrix]:
+        """The matrices of all sites."""
+        return [matrix for site in self.sites for matrix in site.matrices]
+
+    @property
     def has_constant_coefficients(self) -> bool:
         """Whether coefficients are computed from the streams, and are the same for all tokens."""
-        matrices = [matrix for site in self.sites for matrix in (site.collapse, site.mix, site.inject)]
-        sizes = [len(matrix.values) for matrix in matrices if matrix.source == "computed"]
+        sizes = [len(matrix.values) for matrix in self.matrices if matrix.source == "computed"]
         return bool(sizes) and max(sizes) == 1 < self.count_tokens(0)
 
     @property
     def equation(self) -> str:
         """The equation of the wiring with its constants; without a wiring the general form of all programs."""
-        return "\n".join(self.describe()[0])
+        if self.wiring is None:
+            return "R = N_in(C X), W = N_branch(f(R)), X' = N_out(A X + B W)"
+        return "\n".join(wrap_equation(self.wiring, NARROW, self.num_layers))
 
     @property
     def remarks(self) -> list[str]:
@@ -229,6 +241,10 @@ class Program:
     def collapse(self, k: int, normed: bool = False) -> Matrix:
         """Return C of site k or of the last read: of the streams, or with `normed` of the norms of the streams."""
         return assemble(self.carrier, self.list_reads(k), self.spine.states[k], normed)
+
+    def find_leaves(self, matrices: Iterable[Matrix]) -> tuple[list[Value], list[Op]]:
+        """Return the parameters and buffers from which matrices are computed, and the operators that compute the matrices."""
+        return find_leaves(self.spine, [value for matrix in matrices for value in matrix.operands])
 
     def count_tokens(self, k: int) -> int:
         """Return the number of tokens of the streams before site k."""
@@ -277,9 +293,7 @@ class Program:
 
     def describe(self) -> tuple[list[str], list[str]]:
         """Return the lines of the equation, and sentences on the wiring, final norm, proof and comparison."""
-        if self.wiring is None:
-            return ["R = N_in(C X), W = N_branch(f(R)), X' = N_out(A X + B W)"], [*_summarize(self)]
-        return wrap_equation(self.wiring, NARROW, self.num_layers), [*_summarize(self)]
+        return self.equation.split("\n"), [*_summarize(self)]
 
     def build_blocks(self) -> Iterator[Block]:
         """Yield the paragraphs and the table of the program."""

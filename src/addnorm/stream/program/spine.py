@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from addnorm.stream.dataflow.arithmetic import is_move, is_view, match_factor
@@ -104,12 +104,22 @@ def filter_ops(carrier: Carrier, ops: Iterable[Op], reads: Iterable[Value]) -> l
 
 def _find_root(carrier: Carrier, value: Value) -> Value:
     """Return the value of which a carried value is a view, a cut or a join."""
-    while value.norm is None and value.op is not None and is_move(value.op):
+    *_, root = trace_single(carrier, value, is_move)
+    return root
+
+
+def trace_single(carrier: Carrier, value: Value, accepts: Callable[[Op], bool]) -> Iterator[Value]:
+    """Yield a carried value, the only carried input of its operator, and so on, as long as `accepts` takes the operator.
+
+    The search ends at norms, at sources, and at operators with several carried inputs.
+    """
+    yield value
+    while value.norm is None and value.op is not None and accepts(value.op):
         inputs = list_carried_inputs(carrier, value)
         if len(inputs) != 1:
-            break
-        value = inputs[0]
-    return value
+            return
+        (value,) = inputs
+        yield value
 
 
 def join_writes(spine: Spine) -> None:
