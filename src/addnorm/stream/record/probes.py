@@ -145,7 +145,7 @@ class Probes:
     def __init__(self, parts: Iterable[Part], shapes: Any) -> None:
         self.recorded: list[RecordedSite] = []
         self.sites: list[SiteProbe] = []
-        self.streams = {part.name: part for part in parts}
+        self.streams: Mapping[str, Part] = {part.name: part for part in parts}
         self.shapes = shapes
 
     def add_end(self, name: str, path: str, kind: str, stream: str) -> int:
@@ -178,6 +178,8 @@ class StreamProbes(Probes):
         layers: measure the sublayers of these layers only; None: of all.
         shapes: shapes of the model's inputs in the inspected run.
     """
+
+    streams: Mapping[str, Stream]
 
     def __init__(self, inspection: Inspection, layers: Collection[int] | None, shapes: Any) -> None:
         super().__init__(inspection.streams, shapes)
