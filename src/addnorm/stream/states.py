@@ -136,7 +136,7 @@ def list_terms(stream: Stream) -> Iterator[_Term]:
 def _list_program_terms(program: Program) -> Iterator[_Term]:
     """Yield the terms of a residual program in the order of depth, as streams `(*tokens, n, d)`."""
     carrier, spine = program.carrier, program.spine
-    tokens = [part.size for part in carrier.list_tokens(spine.states[0][0])]
+    tokens = carrier.list_sizes(spine.states[0][0])
 
     def term(name: str, site: ProgramSite | None, values: list[Value]) -> _Term:
         def place(tensors: Sequence[Tensor]) -> Tensor:

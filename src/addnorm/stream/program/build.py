@@ -58,9 +58,10 @@ def count_streams(flow: Flow) -> int:
 def _find_spines(flow: Flow) -> tuple[list[Carrier], list[Spine]]:
     """Return a `Carrier` for each candidate width, and the `Spine`s found in them, the most sublayers first."""
     carriers = [Carrier(flow, width) for width in _list_widths(flow)]
-    spines = [spine for carrier in carriers[:WIDTHS] if (spine := find_spine(carrier)) is not None]
-    spines = [spine for spine in spines if all(value.tensor.numel() for state in spine.states for value in state)]
-    spines = [spine for spine in spines if len(spine.writes) >= MIN_SITES]
+    found = [
+        spine for spine in map(find_spine, carriers[:WIDTHS]) if spine is not None and len(spine.writes) >= MIN_SITES
+    ]
+    spines = [spine for spine in found if all(value.tensor.numel() for state in spine.states for value in state)]
     return carriers, sorted(spines, key=lambda spine: -len(spine.writes))
 
 
@@ -86,7 +87,7 @@ def _build_program(spine: Spine) -> Program | None:
                 assemble(spine.carrier, reads, before), assemble(spine.carrier, sums, before),
                 assemble(spine.carrier, sums, [write.value], normed=norm is not None),
                 reads[0].norm, write.norm if norm is None else norm,
-                tuple(part.norm for part in sums for _ in range(spine.carrier.order(part.target)[2])),
+                tuple(part.norm for part in sums for _ in range(spine.carrier.count_streams(part.target))),
                 max(part.error for part in (*reads, *sums)), write, before, reads, sums,
             )
         )  # fmt: skip

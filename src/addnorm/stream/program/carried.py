@@ -11,6 +11,7 @@ An axis of streams is one that arises in the run: by an expansion, a stack, a re
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -93,15 +94,21 @@ class Carrier:
             if all(parts[k] in places or parts[k].size == 1 for k in tokens):
                 tokens.sort(key=lambda k: places.get(parts[k], 0))
                 break
-        n = 1
-        for k in streams:
-            n *= parts[k].size
-        return [part.size for part in parts], [*tokens, *streams, *features], n
+        return [part.size for part in parts], [*tokens, *streams, *features], self.count_streams(value)
+
+    def count_streams(self, *values: Value) -> int:
+        """Return how many streams some carried values have together."""
+        dims = (self.known[value].dims for value in values)
+        return sum(math.prod(part.size for dim in own for part in dim if part.root in self._streams) for own in dims)
 
     def list_tokens(self, value: Value) -> list[Part]:
         """Return the parts of a carried value's dimensions that hold tokens, in their order."""
         parts = [part for dim in self.known[value].dims for part in dim]
         return [part for part in parts if part.root != FEATURES and part.root not in self._streams]
+
+    def list_sizes(self, value: Value) -> list[int]:
+        """Return the sizes of the parts of a carried value's dimensions that hold tokens."""
+        return [part.size for part in self.list_tokens(value)]
 
     def find_sources(self, value: Value) -> list[Value]:
         """Return the sources of which a value is a sum of multiples; an empty list if it is not carried."""

@@ -63,7 +63,7 @@ def find_spine(carrier: Carrier) -> Spine | None:
 def _find_whole(carrier: Carrier, end: Value) -> Value:
     """Return `end`; or if the model cut it to some of its tokens, as to the class token, the value before this cut."""
     for value, before in pairwise(trace_single(carrier, end, lambda op: is_move(op) or op.name in ("mul", "div"))):
-        if carrier.order(before)[2] != carrier.order(value)[2]:
+        if carrier.count_streams(before) != carrier.count_streams(value):
             break
         end = before if "cut" in value.traits else end
     return end
@@ -173,7 +173,7 @@ def _cut(carrier: Carrier, sources: Sequence[Value], targets: Set[Value], last: 
     start = {*sources}
     region = _find_region(carrier, start, targets)
     own = carrier.known[last].sources if last is not None else 0
-    capacities = {value: carrier.order(value)[2] * len(region) + 1 for value in region}
+    capacities = {value: carrier.count_streams(value) * len(region) + 1 for value in region}
     most = sum(capacities.values())
     # A value is two nodes, and the edge between them has its capacity. Other edges have no limit.
     room: dict[tuple[_Node, _Node], int] = {}
@@ -244,7 +244,7 @@ def _find_sums(
 
     beside = [value for value in walk(targets, follow) if value in state]
     if len(sums) == 1 and not beside:
-        return _follow_join(carrier, region, next(iter(sums)), sum(carrier.order(value)[2] for value in state))
+        return _follow_join(carrier, region, next(iter(sums)), carrier.count_streams(*state))
     return sorted([*sums, *beside], key=lambda value: value.index)
 
 
@@ -258,9 +258,9 @@ def _follow_join(carrier: Carrier, region: Mapping[Value, list[Value]], joined: 
         for value in inputs:
             last_use[value] = max(last_use.get(value, 0), out.index)
     after = sorted((value for value in region if value.index >= joined.index), key=lambda value: value.index)
-    for now in after if carrier.order(joined)[2] > n else ():
+    for now in after if carrier.count_streams(joined) > n else ():
         kept = [value for value in after if value.index <= now.index < last_use.get(value, 0)]
-        if sum(carrier.order(value)[2] for value in kept) == n:
+        if carrier.count_streams(*kept) == n:
             return kept
     return [joined]
 
@@ -279,7 +279,7 @@ def _move_forward(spine: Spine, uses: _Uses, value: Value, through_norms: bool, 
         if out is None or of_value[0][0] >= now or value in targets or out.op is None:
             return found
         is_shifted = out.op.name == "add" and not any(v.kind & DATA for v in out.op.inputs if v is not value)
-        n, n_out = (spine.carrier.order(v)[2] for v in (value, out))
+        n, n_out = (spine.carrier.count_streams(v) for v in (value, out))
         is_factor = not spine.states and len(list_carried_inputs(spine.carrier, out)) == 1 and not 1 < n < n_out
         if not through_norms if out.norm is not None else not (is_shifted or is_factor or "view" in out.op.traits):
             return found

@@ -89,27 +89,23 @@ class ProgramDecomposition(Decomposition):
     def _join(self, target: Sequence[Value], is_read: bool, tensors: Sequence[Tensor] | None = None) -> Tensor:
         """Return the streams of a target as one tensor `(*, n, d)`; the only stream of a read as `(*, d)`."""
         whole = join_streams(self.program.carrier, target, tensors)
-        whole = whole.reshape(*self._list_sizes(target[0]), *whole.shape[1:])
+        whole = whole.reshape(*self.program.carrier.list_sizes(target[0]), *whole.shape[1:])
         return whole.squeeze(-2) if is_read and whole.shape[-2] == 1 else whole
 
     def _measure_shares(self, depth: int, parts: Components) -> dict[str, Tensor]:
         """Return the share of each source in each token, with all streams of the token taken as one vector."""
-        tokens = len(self._list_sizes(self._targets[depth][0]))
+        tokens = len(self.program.carrier.list_sizes(self._targets[depth][0]))
         flat = {name: part.flatten(tokens) for name, part in parts.items()}
         return source_shares(flat, sum_components(flat))
 
     def _flatten_mask(self, depth: int, tokens: Tensor | None) -> Tensor | slice:
-        sizes = self._list_sizes(self._targets[depth][0])
+        sizes = self.program.carrier.list_sizes(self._targets[depth][0])
         if tokens is not None and [*tokens.shape] != sizes:
             raise ValueError(
                 f"the mask does not fit the streams at depth {depth}: its shape is {tuple(tokens.shape)}, expected "
                 f"{tuple(sizes)}, in the model's own order."
             )
         return slice(None) if tokens is None else tokens.bool().reshape(-1)
-
-    def _list_sizes(self, value: Value) -> list[int]:
-        """Return the sizes of the tokens' dimensions of a carried value."""
-        return [part.size for part in self.program.carrier.list_tokens(value)]
 
     def _normalize(self) -> tuple[Components, Tensor | None]:
         end = self.program.spine.end

@@ -187,7 +187,7 @@ def _peel(carrier: Carrier, target: Value, sources: Sequence[Value]) -> tuple[No
     """Return the norm whose output `target` is up to views and factors, and these operators; else None and []."""
     values = [*trace_single(carrier, target, _is_multiple)]
     norm: Norm | None = values[-1].norm
-    is_whole = len({carrier.order(value)[2] for value in values}) == 1
+    is_whole = len({carrier.count_streams(value) for value in values}) == 1
     if norm is None or not is_whole or not {*sources}.isdisjoint(values):
         return None, []
     return norm, [value.op for value in values[-2::-1] if value.op is not None]
@@ -353,12 +353,12 @@ def assemble(carrier: Carrier, maps: Sequence[Map], sources: Sequence[Value], no
         own = {column.source: column for column in part.columns if (column.norm is not None) == normed}
         blocks = []
         for source in sources:
-            n = carrier.order(source)[2]
+            n = carrier.count_streams(source)
             if source in own:
                 blocks.append(shrink(own[source].matrix))
                 columns.append(own[source])
             else:
-                shape = (1, carrier.order(part.target)[2], n, 1)
+                shape = (1, carrier.count_streams(part.target), n, 1)
                 blocks.append(part.target.tensor.new_zeros(shape, dtype=torch.float64))
         rows.append(join_blocks(blocks, 2))
     kind = 0

@@ -249,11 +249,11 @@ class Program:
     def count_tokens(self, k: int) -> int:
         """Return the number of tokens of the streams before site k."""
         value = self.spine.states[k][0]
-        return math.prod(value.shape) // (self.carrier.order(value)[2] * self.width)
+        return math.prod(value.shape) // (self.carrier.count_streams(value) * self.width)
 
     def bias(self, k: int) -> Tensor:
         """Return the bias of X' = A X + B W + bias at site k, `(tokens, n, d)`."""
-        parts = [(part.bias, self.carrier.order(part.target)[2]) for part in self.sites[k].sums]
+        parts = [(part.bias, self.carrier.count_streams(part.target)) for part in self.sites[k].sums]
         zero = torch.zeros(1, 1, 1, dtype=torch.float64)
         return torch.cat([zero.expand(1, n, self.width) if bias is None else bias[:1].cpu() for bias, n in parts], 1)
 

@@ -61,7 +61,7 @@ class Spine:
     @property
     def sizes(self) -> list[int]:
         """The number of streams of each state."""
-        return [sum(self.carrier.order(value)[2] for value in state) for state in self.states]
+        return [self.carrier.count_streams(*state) for state in self.states]
 
 
 def list_carried_inputs(carrier: Carrier, value: Value) -> list[Value]:

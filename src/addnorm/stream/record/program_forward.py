@@ -62,7 +62,7 @@ class ProgramProbes(Probes):
             self.leaving.append([self.add_sublayer(*call)] if is_recorded else [])
         if (norm := program.final_norm) is not None:
             self.add_end("final", norm.path, "final", NAME)
-        self._sizes = tuple(part.size for part in program.carrier.list_tokens(program.spine.states[0][0]))
+        self._sizes = program.carrier.list_sizes(program.spine.states[0][0])
         self._mixed = _find_mixed(program, self._sizes)
 
     def is_stale(self, shapes: Any, masked: bool) -> bool:
@@ -76,7 +76,7 @@ class ProgramProbes(Probes):
         first are taken: a guess, which the mask may correct.
         """
         parts = self.program.carrier.list_tokens(self.program.spine.states[k][0])
-        sizes = tuple(part.size for part in parts)
+        sizes = [part.size for part in parts]
         is_same = any(self._mixed) and sizes == self._sizes
         are_tokens = self._mixed if is_same else [k > 0 or len(parts) == 1 for k in range(len(parts))]
         pieces = tuple((Piece(part, own, k),) for k, (part, own) in enumerate(zip(parts, are_tokens, strict=True)))
@@ -139,7 +139,7 @@ class ProgramProbes(Probes):
         return found
 
 
-def _find_mixed(program: Program, sizes: tuple[int, ...]) -> list[bool]:
+def _find_mixed(program: Program, sizes: Sequence[int]) -> list[bool]:
     """Return for each dimension of tokens, of these sizes, whether a sublayer combines elements along it."""
     carrier, mixed = program.carrier, [False] * len(sizes)
     for write in (site.write for site in program.sites):
@@ -147,7 +147,7 @@ def _find_mixed(program: Program, sizes: tuple[int, ...]) -> list[bool]:
         inputs = dict.fromkeys(v for op in write.ops for v in op.inputs if v in carrier.known and v not in own)
         for value in inputs:
             parts = carrier.list_tokens(value)
-            if tuple(part.size for part in parts) == sizes:
+            if [part.size for part in parts] == sizes:
                 mixing = Mixing(carrier.roots)
                 mixing.follow(value, carrier.known[value].dims, write.ops)
                 for k, part in enumerate(parts):
@@ -197,7 +197,7 @@ class ProgramForward(Forward):
         probes.is_released = True
         before: set[Value] = set()
         for k, (state, leaving) in enumerate(zip(probes.program.spine.states, probes.leaving, strict=True)):
-            new = [value not in before for value in state for _ in range(probes.program.carrier.order(value)[2])]
+            new = [value not in before for value in state for _ in range(probes.program.carrier.count_streams(value))]
             gradients = StateGradients(state, leaving, partial(self._arrange_state, k), new)
             gradients.frozen = replace(gradients, role="grad_frozen") if coefficients else None
             for value in state:
