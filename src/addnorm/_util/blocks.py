@@ -1,6 +1,6 @@
 """Paragraphs, tables and findings as data. `addnorm._util.render` shows them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -186,18 +186,16 @@ class Table:
         columns = [self._texts_of(k) for k in range(len(self.columns))]
         return [list(row) for row in zip(*columns, strict=True)]
 
-    def _texts_of(self, k: int) -> Iterator[CellText]:
-        """Yield the texts of column `k`."""
-        cells, is_number = [row[k] for row in self.rows], self.numeric[k]
-        numbers = [cell for cell in cells if not isinstance(cell, str | tuple)]
-        formatted = format_column(numbers) if is_number else [format_column([number])[0] for number in numbers]
-        texts = iter(formatted)
-        for cell in cells:
-            if isinstance(cell, str | tuple):
-                yield CellText(*split_span(cell))
-            else:
-                value = repr(cell) if is_number and isinstance(cell, float) else ""
-                yield CellText(next(texts), value=value, is_number=is_number)
+    def _texts_of(self, k: int) -> list[CellText]:
+        """Return the texts of column `k`."""
+        cells: list[Any] = [row[k] for row in self.rows]
+        if self.numeric[k]:
+            values = [repr(cell) if isinstance(cell, float) else "" for cell in cells]
+            return [CellText(text, "", value, True) for text, value in zip(format_column(cells), values, strict=True)]
+        return [
+            CellText(*split_span(cell)) if isinstance(cell, str | tuple) else CellText(*format_column([cell]))
+            for cell in cells
+        ]
 
 
 @dataclass(frozen=True)

@@ -262,10 +262,8 @@ def _rich_table(
 def _measure(table: Table, rich_table: RichTable) -> int:
     """Return the width of a table with its indent, in columns of a terminal, if nothing is wrapped."""
     from rich.console import Console
-    from rich.measure import Measurement
 
-    console = Console(width=10_000, force_jupyter=False)
-    return table.indent + Measurement.get(console, console.options, rich_table).maximum
+    return table.indent + Console(width=10_000, force_jupyter=False).measure(rich_table).maximum
 
 
 def _html(tag: str, spans: Iterable[tuple[str, Style]], style: Style = "", css: str = "") -> str:
