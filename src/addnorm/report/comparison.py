@@ -194,26 +194,16 @@ def _untrained(comparison: Comparison) -> list[Section]:
         return []
     blocks: list[Block] = [*_figures(_init_charts(comparison))]
     several: list[list[Cell]] = [
-        [
-            row["wiring"],
-            row["num_layers"],
-            *(summarize_stack(row)[name] for name in ("read", "pre_read", "difference", "gain")),
-        ]
-        for row in comparison.untrained
-        if row["wiring"] in comparison.compared and "variance" not in row
-    ]
+        [row["wiring"], row["num_layers"], *summarize_stack(row).values()]
+        for row in comparison.untrained if row["wiring"] in comparison.compared and "variance" not in row
+    ]  # fmt: skip
     if several:
         head = [
-            "wiring",
-            "layers",
-            "largest read / x_0",
-            "the same in pre_ln",
-            "difference from pre_ln's output",
+            "wiring", "layers", "largest read / x_0", "the same in pre_ln", "difference from pre_ln's output",
             "gain of the mixing",
-        ]
-        blocks.append(
-            Table(head, several, "Compared wirings with several streams; the gain is that of random coefficients")
-        )
+        ]  # fmt: skip
+        caption = "Compared wirings with several streams; the gain is that of random coefficients"
+        blocks.append(Table(head, several, caption))
     return [
         Section("Before training", INIT_INTRO, blocks),
         Section("Published results", "Results of papers on untrained wirings, each with the band of its number.",
@@ -224,23 +214,18 @@ def _untrained(comparison: Comparison) -> list[Section]:
 def _check_tables(checks: Sequence[PublishedResult]) -> list[Block]:
     """Return tables of the published results: verdicts, all numbers, sources."""
     rows: list[TableRow] = []
-    numbers: list[list[Cell]] = []
     for check in checks:
         values = [*check.measured.values()]
         ends = dict.fromkeys(format_number(end(values), 3) for end in (min, max)) if values else {}
         cells = [check.name, check.verdict, " to ".join(ends), check.criterion]
         rows.append(TableRow(cells, "bad" if check.holds is False else ""))
-        numbers += [[check.name, what, value] for what, value in check.measured.items()]
+    numbers = [[check.name, what, value] for check in checks for what, value in check.measured.items()]
     sources = [[check.name, check.source, check.why] for check in checks]
+    why = "Sources, and reasons for the width of each band"
     return [
         Table(["published result", "verdict", "measured", "criterion"], rows),
         Table(["published result", "number", "measured"], numbers, "All numbers", True),
-        Table(
-            ["published result", "source", "width of the band"],
-            sources,
-            "Sources, and reasons for the width of each band",
-            True,
-        ),
+        Table(["published result", "source", "width of the band"], sources, why, True),
     ]
 
 

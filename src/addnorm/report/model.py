@@ -68,19 +68,12 @@ def build_model_page(
     top = {"model": inspection.model, **(recording.describe() if recording is not None else {})}
     top |= {name: others.pop(name) for name in TOP if name in others}
     recordings = [recording] if recording is not None else []
-    remarkable = [
-        *(finding for rec in recordings for finding in recording_findings(rec)),
-        *(ablation_findings(ablations) if ablations is not None else ()),
-    ]
+    remarkable = [*(one for rec in recordings for one in recording_findings(rec)), *ablation_findings(ablations or ())]
+    programs = [program for program in (inspection.program, inspection.unnamed) if program is not None]
     sections = [
         Section("Findings", "", [Findings(remarkable)] if remarkable else []),
-        *_wirings(inspection),
-        *(
-            section
-            for program in (inspection.program, inspection.unnamed)
-            if program is not None
-            for section in _build_program_sections(program)
-        ),
+        *(_wiring_section(stream, len(inspection.streams) > 1) for stream in inspection.streams),
+        *(section for program in programs for section in _build_program_sections(program)),
         Section(
             "Forward and backward by depth",
             DEPTH,
@@ -154,15 +147,7 @@ def _verdict(inspection: Inspection) -> list[Finding]:
     return findings
 
 
-def _wirings(inspection: Inspection) -> list[Section]:
-    several = len(inspection.streams) > 1
-    return [
-        Section(f"The wiring of the {stream.name}" if several else "The wiring", "", _wiring(stream))
-        for stream in inspection.streams
-    ]
-
-
-def _wiring(stream: Stream) -> list[Block]:
+def _wiring_section(stream: Stream, several: bool) -> Section:
     lines = [line.strip() for line in stream.equation.replace(GAP, "\n").split("\n")]
     text = "N is a norm, f the sublayer, x the stream before it, and x' the stream after it."
     ends = {
@@ -182,17 +167,13 @@ def _wiring(stream: Stream) -> list[Block]:
     rows = [
         TableRow(
             [
-                site.location,
-                site.layer + 1,
-                site.kind,
-                site.equation,
-                format_norms(site.list_norms()),
+                site.location, site.layer + 1, site.kind, site.equation, format_norms(site.list_norms()),
                 format_number(site.closure, 1),
             ],
             "" if site.closes else "bad",
         )
         for site in stream.sites
-    ]
+    ]  # fmt: skip
     caption = f"The sublayers of the {stream.name} ({len(rows)}), each with the relative error of its equation"
     table = Table(["module", "layer", "kind", "equation", "norm, eps", "error"], rows, caption, len(rows) > LONG)
     similar: dict[tuple[str, str], list[str]] = {}
@@ -200,12 +181,12 @@ def _wiring(stream: Stream) -> list[Block]:
         for note in site.notes:
             similar.setdefault((note, mask_numbers(site.id)), []).append(site.id)
     site_notes = [Finding(f"{merge_paths(ids)}: {note}.") for (note, _), ids in similar.items()]
-    return [
-        Formula(lines, text),
-        *([Findings(notes)] if notes else []),
-        table,
-        *([Findings(site_notes)] if site_notes else []),
-    ]
+    blocks: list[Block] = [Formula(lines, text), table]
+    if notes:
+        blocks.insert(1, Findings(notes))
+    if site_notes:
+        blocks.append(Findings(site_notes))
+    return Section(f"The wiring of the {stream.name}" if several else "The wiring", "", blocks)
 
 
 def _unknown(inspection: Inspection) -> list[Block]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, zip_longest
 from typing import Any
 
 from addnorm._util.blocks import Cell, Table
@@ -91,19 +92,18 @@ def program_charts(program: Program) -> Iterator[Chart]:
         pairs = zip(program.sites, values, strict=True)
         return depth_series(label, [(site, value) for site, value in pairs if value is not None], places)
 
-    def draw_each(name: str) -> list[Series]:
-        values = [getattr(row, name) or () for row in rows]
-        lines = range(min(MAX_LINES, max(map(len, values))))
-        return [one for j in lines for one in draw(f"stream {j + 1}", [v[j] if j < len(v) else None for v in values])]
+    def draw_streams(name: str) -> list[Series]:
+        by_stream = zip_longest(*(getattr(row, name) or () for row in rows))
+        return [one for j, values in enumerate(islice(by_stream, MAX_LINES), 1) for one in draw(f"stream {j}", values)]
 
-    def draw_matrices(names: Mapping[str, str]) -> list[Series]:
+    def draw_matrices(**names: str) -> list[Series]:
         return [one for label, name in names.items() for one in draw(label, [getattr(row, name) for row in rows])]
 
-    streams = {"rms": draw_each("rms"), "share of the write": draw_each("write_share")}
+    streams = {"rms": draw_streams("rms"), "share of the write": draw_streams("write_share")}
     matrices = {
-        "|sum of A - 1|": draw_matrices({"row": "forward", "column": "backward"}),
-        "concentration of C": draw_matrices({"C": "concentration"}),
-        "spread over tokens": draw_matrices({"C": "spread_C", "B": "spread_B"}),
+        "|sum of A - 1|": draw_matrices(row="forward", column="backward"),
+        "concentration of C": draw_matrices(C="concentration"),
+        "spread over tokens": draw_matrices(C="spread_C", B="spread_B"),
     }
     for title, caption, drawn in (("The streams", EACH_STREAM, streams), ("The matrices", MATRICES, matrices)):
         panels = [Panel(label, series) for label, series in drawn.items() if series]
@@ -140,41 +140,29 @@ def _source_label(source: str, site: RecordedSite | None) -> str:
 
 def ablation_chart(ablations: Sequence[Ablation]) -> Chart:
     """Return a chart of the changes of the output, and of the loss if there is one, without each sublayer."""
-    has_loss = all(ablation.loss_change is not None for ablation in ablations)
-    below, more = (
-        ("change of the loss", "the change of the loss") if has_loss
-        else ("KL divergence, nats", "the KL divergence of the softmax over its last dimension")
-    )  # fmt: skip
+    numbers = {"change of the output": "output_change", "KL divergence": "kl"}
+    below, drawn, more = "KL divergence, nats", "kl", "the KL divergence of the softmax over its last dimension"
+    if all(ablation.loss_change is not None for ablation in ablations):
+        numbers |= {"loss": "loss", "change of the loss": "loss_change"}
+        below, drawn, more = "change of the loss", "loss_change", "the change of the loss"
     axis, places = depth_axis([ablation.site for ablation in ablations])
 
-    def panel(label: str, change: Callable[[Ablation], float | None]) -> Panel:
+    def panel(label: str, number: str) -> Panel:
         series = []
         for kind in dict.fromkeys(one.site.kind for one in ablations):
-            points = [(places[one.site.id], change(one) or 0.0) for one in ablations if one.site.kind == kind]
+            points = [(places[one.site.id], getattr(one, number) or 0.0) for one in ablations if one.site.kind == kind]
             look = SUBLAYER_KINDS.index(kind)
             series.append(Series(kind, points, form="bars", colour=look, dash=look))
         return Panel(label, series, log=False, height=150)
 
-    rows: list[list[Cell]] = [
-        [
-            one.site.id,
-            one.site.layer + 1,
-            one.site.kind,
-            one.output_change,
-            one.kl,
-            *([one.loss, one.loss_change] if has_loss else []),
-        ]
+    rows = [
+        [one.site.id, one.site.layer + 1, one.site.kind, *(getattr(one, name) for name in numbers.values())]
         for one in ablations
     ]
-    head = ["without", "layer", "kind", "change of the output", "KL divergence"] + [
-        "loss",
-        "change of the loss",
-    ] * has_loss
     title = "The model without each sublayer"
     return Chart(
         title,
         f"The write of each sublayer was removed in turn. Bars show the change of the output relative to its norm, and {more}.",
-        [panel("‖change‖ / ‖output‖", lambda one: one.output_change),
-         panel(below, lambda one: one.loss_change if has_loss else one.kl)],
-        axis, table=Table(head, rows, title),
+        [panel("‖change‖ / ‖output‖", "output_change"), panel(below, drawn)],
+        axis, table=Table(["without", "layer", "kind", *numbers], rows, title),
     )  # fmt: skip
