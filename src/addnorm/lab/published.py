@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from addnorm._util.jsonio import Document
 from addnorm.lab.streams import Numbers
 from addnorm.lab.theory import STREAM_WIRINGS
-from addnorm.lab.toy_model import log_slope, r_squared
 from addnorm.wirings.catalog import deepnorm_constants
 
 Measured = dict[str, float]
@@ -168,23 +167,30 @@ def last_gradients(wiring: str) -> Measure:
     return measured
 
 
-def exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the exponent of y as a power of x, a `log_slope`, or NaN if a value of y is not positive and finite."""
-    return log_slope(x, y) if all(0 < value < math.inf for value in y) else math.nan
+def log_slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the slope of ln y over x, or NaN if a value of y is not positive and finite."""
+    if not all(0 < value < math.inf for value in y):
+        return math.nan
+    return statistics.linear_regression(x, [math.log(value) for value in y]).slope
 
 
-def straightness(x: Sequence[float], row: Numbers) -> float:
-    """Return `r_squared` of the stream's variance E|x_l|^2 / d over `x`, or NaN if the variance is constant or not finite."""
+def exponent(x: Iterable[float], y: Sequence[float]) -> float:
+    """Return the exponent of y as a power of x, or NaN if a value of y is not positive and finite."""
+    return log_slope([*map(math.log, x)], y)
+
+
+def straightness(x: Sequence[float], row: Numbers) -> Measured:
+    """Return the share of the variance of E|x_l|^2 / d that a line over `x` explains; NaN if it is constant or not finite."""
     y = by_layer(row, "variance")[1:]
-    return r_squared(x, y) if all(map(math.isfinite, y)) and min(y) < max(y) else math.nan
+    is_curve = all(map(math.isfinite, y)) and min(y) < max(y)
+    return {"R^2": statistics.correlation(x, y) ** 2 if is_curve else math.nan}
 
 
 def exponential_growth(row: Numbers) -> Measured:
     """Return the slope of ln E|x_l|^2 over l."""
     values = by_layer(row, "variance")
-    if not all(0 < value < math.inf for value in values):
-        return {"not a number": math.nan}
-    return {"slope": statistics.linear_regression(range(len(values)), [math.log(value) for value in values]).slope}
+    slope = log_slope(range(len(values)), values)
+    return {"not a number" if math.isnan(slope) else "slope": slope}
 
 
 def quotient(x: float, y: float) -> float:
@@ -246,7 +252,7 @@ PUBLISHED = (
         f"R^2 of a line over l, {DEEP} layers or more: at least 0.98",
         "a logarithm has 0.8 over 64 layers, an exponential less than 0.5.",
         (0.98, 1.0),
-        deepest(lambda row: {"R^2": straightness(layers_of(row), row)}, "pre_ln", least=DEEP),
+        deepest(lambda row: straightness(layers_of(row), row), "pre_ln", least=DEEP),
     ),
     PublishedResult(
         "The input of the norm after post-LN's feed-forward sublayer has variance 3/2.", f"{XIONG}, lemma 2",
@@ -316,9 +322,7 @@ PUBLISHED = (
         "over ln l and 64 layers, l has 0.82 and sqrt(l) has 0.93; the mean of many seeds has 0.99, that of 8 seeds 0.01 less. "
         "This is before training; the paper bounds the growth by a polynomial.",
         (0.95, 1.0),
-        deepest(
-            lambda row: {"R^2": straightness([*map(math.log, layers_of(row))], row)}, "layernorm_scaling", least=DEEP
-        ),
+        deepest(lambda row: straightness([*map(math.log, layers_of(row))], row), "layernorm_scaling", least=DEEP),
     ),
     PublishedResult(
         "With a norm after the sublayer, each write has variance 1.", "Kim et al. 2025, arXiv 2502.02732",

@@ -43,7 +43,7 @@ OWN_INIT = ("deepnorm", "admin")
 
 # The first step of torch.optim.SGD(lr=0.1) and of torch.optim.Adam(lr=1e-3). Adam's first step divides the gradient by its
 # absolute value: both moments are unbiased, m / (1 - beta_1) = g and v / (1 - beta_2) = g^2.
-STEPS: dict[str, Any] = {"sgd": lambda g: 0.1 * g, "adam": lambda g: 1e-3 * g / (g.abs() + 1e-8)}
+STEPS: dict[str, Any] = {"step_sgd": lambda g: 0.1 * g, "step_adam": lambda g: 1e-3 * g / (g.abs() + 1e-8)}
 
 
 class InitStack(NamedTuple):
@@ -111,7 +111,7 @@ def measure_init(job: InitStack) -> Numbers:
         "gradient_ratio": by_depth["gradient"][0] / by_depth["gradient"][-1],
         "weight_gradient": [norm(layer.connections[-1].sublayer[-1].weight.grad) for layer in layers],
         "last_move": 1 - float(F.cosine_similarity(x[-3].double(), x[-1].double(), dim=-1).mean()),
-        **{f"step_{name}": value for name, value in _first_steps(model).items()},
+        **_first_steps(model),
     }  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def largest(values: Sequence[float]) -> float:
 # How the seeds are combined: a geometric mean of numbers that multiply from layer to layer, the largest deviation, else a mean.
 MEANS: dict[str, Callable[[Sequence[float]], float]] = {
     **dict.fromkeys(("variance", "before_norm", "similarity", "last_move"), statistics.fmean),
-    **dict.fromkeys(("write_ratio", "gradient", "gradient_ratio", "weight_gradient", "step_sgd", "step_adam"), geometric_mean),
+    **dict.fromkeys(("write_ratio", "gradient", "gradient_ratio", "weight_gradient", *STEPS), geometric_mean),
     **dict.fromkeys(("difference", "from_mean", "from_newest"), largest),
     **dict.fromkeys(("read", "pre_read", "gain"), geometric_mean),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -112,13 +112,3 @@ def geometric_mean(values: Iterable[float]) -> float:
     """Return the geometric mean, or 0 if a value is 0."""
     numbers = list(values)
     return 0.0 if 0.0 in numbers else math.exp(statistics.fmean(math.log(value) for value in numbers))
-
-
-def log_slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the slope of ln y over ln x, the exponent of a power law."""
-    return statistics.linear_regression([math.log(v) for v in x], [math.log(v) for v in y]).slope
-
-
-def r_squared(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the share of y's variance that a straight line over x explains."""
-    return statistics.correlation(x, y) ** 2
