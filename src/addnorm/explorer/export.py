@@ -57,18 +57,17 @@ class Grid:
         """Return the values of a parameter."""
         return self.values.get(name, (self.view.FIELDS[name].default,))
 
-    def each_file(self) -> Iterator[dict[str, Any]]:
-        """Yield the parameters of each file."""
+    def each_file(self) -> list[dict[str, Any]]:
+        """Return the parameters of each file."""
         return self._combine(self.files)
 
-    def each_setting(self) -> Iterator[dict[str, Any]]:
-        """Yield the other parameters of each setting in a file; the page counts them in the same order."""
+    def each_setting(self) -> list[dict[str, Any]]:
+        """Return the other parameters of each setting in a file; the page counts them in the same order."""
         return self._combine([name for name in self.view.FIELDS if name not in self.files])
 
-    def _combine(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield all combinations of the values of some parameters."""
-        for values in product(*map(self.values_of, names)):
-            yield dict(zip(names, values, strict=True))
+    def _combine(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return all combinations of the values of some parameters."""
+        return [dict(zip(names, values, strict=True)) for values in product(*map(self.values_of, names))]
 
 
 GRIDS = {
@@ -93,7 +92,7 @@ GRIDS = {
 
 def count_files() -> int:
     """Return the number of files whose numbers are computed, for a progress bar."""
-    return sum(len([*grid.each_file()]) for grid in GRIDS.values())
+    return sum(len(grid.each_file()) for grid in GRIDS.values())
 
 
 def export(
@@ -143,22 +142,16 @@ def compute_file(grid: Grid, file: Mapping[str, Any]) -> dict[str, Any]:
         `answers`: the responses of the server, rounded, without what is in `shared`.
         `shared`: the entries that are equal in all answers.
     """
-    answers: list[dict[str, Any]] = []
-    numbers: dict[Any, int] = {}
-    places = []
-    for setting in grid.each_setting():
-        probe = _canonical(grid.view.parse({**setting, **file}))
-        if probe not in numbers:
-            numbers[probe] = len(answers)
-            answers.append(_pack(grid.view.compute(probe)))
-        places.append(numbers[probe])
+    probes = [_canonical(grid.view.parse({**setting, **file})) for setting in grid.each_setting()]
+    distinct = [*dict.fromkeys(probes)]
+    answers = [_pack(grid.view.compute(probe)) for probe in distinct]
     shared = {
         name: value
         for name, value in answers[0].items()
         if all(name in other and other[name] == value for other in answers)
     }
     return {
-        "places": places, "shared": shared,
+        "places": [*map(distinct.index, probes)], "shared": shared,
         "answers": [{name: value for name, value in answer.items() if name not in shared} for answer in answers],
     }  # fmt: skip
 
