@@ -216,7 +216,7 @@ def _fit(table: Table, width: int) -> tuple[RichTable, str]:
         return _measure(table, _rich_table(table, places, gap, broken, FOLDED)) <= width
 
     if all(column.drop == "never" for column in table.columns) or fits(places, GAP, broken=False):
-        return _rich_table(table), table.caption
+        return _rich_table(table, places), table.caption
     layouts = []
     for when, gap in (("first", GAP), ("last", 1)):
         layouts.append((places, gap))
@@ -231,13 +231,13 @@ def _fit(table: Table, width: int) -> tuple[RichTable, str]:
 
 
 def _rich_table(
-    table: Table, places: Sequence[int] | None = None, gap: int = GAP, broken: bool = False, folded: int | None = None
+    table: Table, places: Sequence[int], gap: int = GAP, broken: bool = False, folded: int | None = None
 ) -> RichTable:
     """Return `table` as a table of rich.
 
     Args:
         table: the table.
-        places: indices of the columns that are shown; None means all columns.
+        places: indices of the columns that are shown.
         gap: number of blanks between two columns.
         broken: put headings in two lines, except those of columns that are dropped first.
         folded: maximum width of the columns with `fold`.
@@ -245,7 +245,6 @@ def _rich_table(
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    places = range(len(table.columns)) if places is None else places
     rich_table = RichTable(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
     for column, side in ((table.columns[place], table.aligned[place]) for place in places):
         header = column.header.replace(" ", "\n", 1) if broken and column.drop != "first" else column.header
