@@ -40,12 +40,10 @@ def test_admin_factors_are_measured_on_the_text():
     assert all("decoder" in name for name in differ)
 
 
-def test_attention_averages_tokens_unless_they_are_separate():
+def test_attention_averages_the_tokens():
     model = ToyModel(1, "pre_ln", 0)
     attention, x = model.stack.connections[0].sublayer, torch.randn(2, 5, 64)
     torch.testing.assert_close(attention(x), attention.value(x).mean(1, keepdim=True).expand(2, 5, 64))
-    model.separate_tokens()
-    torch.testing.assert_close(attention(x), attention.value(x))
 
 
 def test_toy_model_weights_have_variance_one_over_d():

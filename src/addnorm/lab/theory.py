@@ -121,8 +121,7 @@ def _first_steps(model: ToyModel) -> dict[str, float]:
     The step changes all weights of `model`, including the head's. Tokens are not mixed, so that each token is a separate example.
     The result is infinite if the logits overflow.
     """
-    model.separate_tokens()
-    x = model.x[:1]
+    x = model.x[0].unsqueeze(1)  # as many sequences of one token
     weights = list(model.parameters())
     y = model.stack(x)
     gradients = torch.autograd.grad(model.loss(y), weights)

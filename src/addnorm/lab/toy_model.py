@@ -3,7 +3,7 @@
 It is the model of Xiong et al. 2020 (arXiv 2002.04745), section 3: attention with zero queries and keys, so that every token
 reads the mean over tokens, times W_v; a feed-forward sublayer relu(x W_1) W_2 as wide as the stream; norms without weights; all
 weights N(0, 1/d) and x_0 ~ N(0, 1); a head, and the mean cross-entropy of random targets. Everything is drawn from one seed.
-`ToyModel.separate_tokens` makes attention read each token alone.
+With sequences of one token, attention reads each token alone.
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ from addnorm.nn import ResidualStack, Wiring
 class UniformAttention(nn.Module):
     """Attention with zero queries and keys: the mean over the tokens, times W_v.
 
-    With `is_mixing` False each token reads itself alone.
-
     Args:
         d_model: width of the stream.
     """
-
-    is_mixing = True
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -41,7 +37,7 @@ class UniformAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the attention output, `(*, n, d_model)`."""
-        mixed: Tensor = self.value(x.mean(-2, keepdim=True) if self.is_mixing else x)
+        mixed: Tensor = self.value(x.mean(-2, keepdim=True))
         return mixed.expand(x.shape)
 
 
@@ -92,12 +88,6 @@ class ToyModel(nn.Module):
     def forward(self) -> Tensor:
         """Return the loss, computed by the fused stack."""
         return self.loss(self.stack(self.x))
-
-    def separate_tokens(self) -> None:
-        """Let attention read each token alone, so that the tokens are separate examples."""
-        for module in self.modules():
-            if isinstance(module, UniformAttention):
-                module.is_mixing = False
 
     def record(self) -> StreamsRecorder:
         """Record the stack's states and their gradients under this model's loss. Weights and `x` get gradients too."""
