@@ -7,6 +7,7 @@ The values differ from those of the fused call by round-off.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -187,15 +188,12 @@ def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
     def gain(matrix: Tensor, dim: int) -> float:
         return float(matrix.sum(dim).abs().amax(-1).mean())
 
-    forward, backward = [matrices[0]], [matrices[-1]]
-    for matrix in matrices[1:]:
-        forward.append(matrix @ forward[-1])
-    for matrix in reversed(matrices[:-1]):
-        backward.append(backward[-1] @ matrix)
+    forward = accumulate(matrices, lambda product, matrix: matrix @ product)
+    backward = accumulate(reversed(matrices), lambda product, matrix: product @ matrix)
     return {
         "site": [max(gain(matrix, -1), gain(matrix, -2)) for matrix in matrices],
-        "forward": [gain(matrix, -1) for matrix in forward],
-        "backward": [gain(matrix, -2) for matrix in reversed(backward)],
+        "forward": [gain(product, -1) for product in forward],
+        "backward": [gain(product, -2) for product in backward][::-1],
     }
 
 

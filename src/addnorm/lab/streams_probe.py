@@ -82,13 +82,14 @@ class StreamsProbe:
         options = {"n": self.n} if "n" in inspect.signature(CONSTRUCTORS[self.wiring]).parameters else {}
         return wirings.get(self.wiring, **options)
 
+    @fork_rng()
     def build(self) -> ToyModel:
         """Return the model, with noise on the parameters of A, B and C."""
-        with fork_rng():
-            model = ToyModel(self.sublayers // 2, "pre_ln", self.seed, tokens=self.tokens, d_model=self.d_model)
-            model.stack = self._stack(model, self.wiring)
+        model = ToyModel(self.sublayers // 2, "pre_ln", self.seed, tokens=self.tokens, d_model=self.d_model)
+        model.stack = self._stack(model, self.wiring)
         return model
 
+    @fork_rng()
     def _stack(self, model: ToyModel, wiring: str) -> ResidualStack:
         """Return a stack of the model's sublayers under a wiring, with noise on the parameters of A, B and C."""
         torch.manual_seed(self.seed)  # for initial values that are drawn
@@ -138,17 +139,14 @@ class StreamsProbe:
 
     @torch.no_grad()
     def _difference(self, model: ToyModel) -> float:
-        with fork_rng():
-            plain = self._stack(model, "pre_ln")(model.x)
-        y = model.stack(model.x)
-        return _divide(norm(y - plain), norm(plain))
+        plain = self._stack(model, "pre_ln")(model.x)
+        return _divide(norm(model.stack(model.x) - plain), norm(plain))
 
     @torch.no_grad()
     def _gains(self, model: ToyModel) -> Numbers:
         gains = {}
         for name in MIXED:
-            with fork_rng():
-                stack = self._stack(model, name)
+            stack = self._stack(model, name)
             with StreamsRecorder(stack) as recorder:
                 stack(model.x)
             gains[name] = recorder.coefficients()["gains"]
@@ -162,28 +160,20 @@ def perturb(stack: ResidualStack, scale: float, seed: int) -> None:
     is divided by the square root of the last size, so that the coefficients' logits and entries move by about `scale`.
     """
     generator = torch.Generator().manual_seed(seed)
-    for parameter in _coefficient_parameters(stack):
+    norms = [module for module in stack.modules() if isinstance(module, tuple(MODULES.values()))]
+    for parameter in own_parameters(stack, norms):
         noise = torch.randn(parameter.shape, generator=generator)
         fan_in = parameter.shape[-1] if parameter.dim() > 1 or parameter.shape == (stack.d_model,) else 1
         with torch.no_grad():
             parameter.add_(scale / math.sqrt(fan_in) * noise)
 
 
-def _coefficient_parameters(stack: ResidualStack) -> list[torch.nn.Parameter]:
-    """Return the parameters of the coefficients: all but those of the sublayers and norms."""
-    norms = [module for module in stack.modules() if isinstance(module, tuple(MODULES.values()))]
-    return own_parameters(stack, norms)
-
-
 def _find_distance(states: list[tuple[Tensor, ...]]) -> float | None:
     """Return the largest relative distance of the n streams from their mean over all places, or None for one stream."""
     if states[0][0].shape[-2] == 1:
         return None
-    distances = []
-    for (state,) in states:
-        x = state.detach().double()
-        distances.append(_divide(norm(x - x.mean(-2, keepdim=True)), norm(x)))
-    return max(distances)
+    each = (state.detach().double() for (state,) in states)
+    return max(_divide(norm(x - x.mean(-2, keepdim=True)), norm(x)) for x in each)
 
 
 def _divide(a: float, b: float) -> float:
