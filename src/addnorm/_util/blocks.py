@@ -193,7 +193,7 @@ class Table:
             values = [repr(cell) if isinstance(cell, float) else "" for cell in cells]
             return [CellText(text, "", value, True) for text, value in zip(format_column(cells), values, strict=True)]
         return [
-            CellText(*split_span(cell)) if isinstance(cell, str | tuple) else CellText(*format_column([cell]))
+            CellText(*split_span(cell)) if isinstance(cell, str | tuple) else CellText(format_column([cell])[0])
             for cell in cells
         ]
 

@@ -219,7 +219,9 @@ def _check_tables(checks: Sequence[PublishedResult]) -> list[Block]:
         ends = dict.fromkeys(format_number(end(values), 3) for end in (min, max)) if values else {}
         cells = [check.name, check.verdict, " to ".join(ends), check.criterion]
         rows.append(TableRow(cells, "bad" if check.holds is False else ""))
-    numbers = [[check.name, what, value] for check in checks for what, value in check.measured.items()]
+    numbers: list[list[Cell]] = [
+        [check.name, what, value] for check in checks for what, value in check.measured.items()
+    ]
     sources = [[check.name, check.source, check.why] for check in checks]
     why = "Sources, and reasons for the width of each band"
     return [
