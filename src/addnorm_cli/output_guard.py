@@ -17,22 +17,14 @@ class OutputError(Exception):
     """Error for standard output that cannot be written. The message is one sentence."""
 
 
-class _GuardedOutput(io.RawIOBase):
+class _GuardedOutput(io.FileIO):
     """Raw stdout. Once a write fails, all output, also what was written before, is only remembered."""
 
     def __init__(self) -> None:
+        super().__init__(1, "wb", closefd=False)
         self.error: OSError | None = None
         self.keep = False  # whether the output is the result of work that would have to be repeated
         self._written = bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return 1
-
-    def isatty(self) -> bool:
-        return os.isatty(1)
 
     def write(self, data: bytes, /) -> int:  # type: ignore[override]  # bytes is what BufferedWriter passes
         count = len(data)
@@ -67,7 +59,7 @@ def guard_streams() -> None:
         raise SystemExit(1)
     old = sys.stdout
     if isinstance(old, io.TextIOWrapper):
-        raw = io.BufferedWriter(_GuardedOutput())  # type: ignore[type-var]  # a raw stream
+        raw = io.BufferedWriter(_GuardedOutput())  # type: ignore[type-var]  # its write takes bytes only
         sys.stdout = io.TextIOWrapper(
             raw, old.encoding, old.errors, line_buffering=old.line_buffering, write_through=old.write_through
         )

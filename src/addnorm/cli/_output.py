@@ -64,6 +64,12 @@ def name_flag(error: object, flags: Mapping[str, str]) -> str:
     return re.sub(r"^\w+", lambda word: flags.get(word[0], word[0]), str(error))
 
 
+def option_names() -> dict[str, str]:
+    """Return the options of the running command by the names of the parameters of its `run`."""
+    params = click.get_current_context().command.params
+    return {f"{param.name}": param.opts[-1] for param in params if isinstance(param, click.Option)}
+
+
 def stdout() -> Console:
     """Return the console for results. It is 100 columns wide where the width is not known, in a pipe for instance."""
     return make_console(width=WIDTH)

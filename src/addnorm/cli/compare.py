@@ -23,6 +23,7 @@ from addnorm.cli._output import (
     check_folder,
     command_line,
     name_flag,
+    option_names,
     print_result,
     save_result,
     working,
@@ -34,11 +35,8 @@ from addnorm.nn import Wiring
 
 DEFAULT = ("post_ln", "pre_ln")
 PER_CORE = 4  # processes a core, at most: more would only wait for each other, and take memory
-# The options, by the arguments that the errors of addnorm.lab name.
-FLAGS = {name: f"--{name}" for name in ("text", "out", "seeds", "steps", "tokens", "batch", "jobs", "cluster", "rates")} | {
-    "d_model": "--d-model", "compared": "WIRINGS", "num_layers": "--layers", "warm_up": "--warm-up", "warm_ups": "--warm-up",
-    "nhead": "--heads", "lr": "--rates",
-}  # fmt: skip
+# What sets the arguments that errors of addnorm.lab name, beside the options of these names.
+OTHER_NAMES = {"compared": "WIRINGS", "warm_up": "--warm-up", "lr": "--rates"}
 
 
 def run(
@@ -52,6 +50,7 @@ def run(
     if jobs is not None and jobs > most and cluster is None:
         raise ArgumentError(f"--jobs is {jobs}, expected at most {most}, {PER_CORE} processes a core")
     path = out / "report.html" if report is None else report
+    flags = option_names() | OTHER_NAMES
     if init_only:
         _check_init_only({"text": text, "full": full or None, **settings})
     if report is not None:
@@ -59,7 +58,7 @@ def run(
     check_folder(out, "--out")
     check_report(path)
     try:
-        with argument_errors(FLAGS):
+        with argument_errors(flags):
             protocol = _make_protocol(lab.FULL if full else lab.ILLUSTRATION, settings)
             if not init_only:
                 _check_memory(protocol)
@@ -73,7 +72,7 @@ def run(
                     progress=make_console(stderr=True),
                 )  # fmt: skip
             except UnwritableError as error:  # a disk that fills up
-                raise click.ClickException(name_flag(error, FLAGS)) from None
+                raise click.ClickException(name_flag(error, flags)) from None
         print_result(as_json, comparison.to_dict(), comparison)
         with working("draw the report"):
             page = pages.build_comparison_page(comparison, {"command": command_line()})
@@ -117,7 +116,7 @@ def _check_init_only(settings: dict[str, Any]) -> None:
     """Refuse options that have no effect without training."""
     for name, value in settings.items():
         if value is not None:
-            option = FLAGS.get(name, f"--{name}")
+            option = option_names()[name]
             raise ArgumentError(f"{option} is set beside --init-only, which trains nothing: leave {option} out")
 
 

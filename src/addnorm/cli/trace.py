@@ -7,13 +7,8 @@ from typing import Any
 from rich.text import Text
 
 from addnorm._util.render import STYLES, WIDTH, make_console
-from addnorm.cli._output import ArgumentError, argument_errors, print_json, print_unwrapped
+from addnorm.cli._output import ArgumentError, argument_errors, option_names, print_json, print_unwrapped
 from addnorm.trace import PRESETS, Trace, trace
-
-# The options, by the names of the arguments of `addnorm.trace.trace`.
-FLAGS = {"x": "X", "sublayer": "SUBLAYER", "weight": "--gamma", "bias": "--beta", "read_grad": "--read-grad"} | {
-    name: f"--{name}" for name in ("grad", "eps", "variance")
-}
 
 # Words of errors of `addnorm.trace`, as they are typed in a shell.
 TYPED = {
@@ -27,16 +22,16 @@ TYPED = {
 
 def run(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: bool, **options: Any) -> None:
     """Print the steps of one token through Add & Norm, or the list of worked examples."""
+    flags = option_names()
     if listing:
-        others = [f"{value!r}" for value in vectors] + ["--preset"] * (preset is not None)
-        others += [
-            FLAGS.get(name, f"--{name.replace('_', '-')}") for name, value in options.items() if value is not None
-        ]
+        set_options = {"preset": preset, **options}
+        others = [repr(value) for value in vectors]
+        others += [flags[name] for name, value in set_options.items() if value is not None]
         if others:
             raise ArgumentError(f"--list is set beside {others[0]}, expected one of them: leave --list out")
         _list_presets(as_json)
         return
-    with argument_errors(FLAGS, TYPED):
+    with argument_errors(flags | {"x": "X", "sublayer": "SUBLAYER"}, TYPED):
         result = _compute(vectors, preset, {name: value for name, value in options.items() if value is not None})
     if as_json:
         print_json(result.to_dict())
