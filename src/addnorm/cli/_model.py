@@ -40,10 +40,10 @@ class ModelOptions:
     @property
     def reads_text(self) -> bool:
         """Whether the inputs are tokenized texts."""
+        has_tokenizer = self.name == "minilm"
         with suppress(OSError, ValueError):  # a name that is too long for a file
-            has_tokenizer = self.name == "minilm" or (Path(self.name) / "tokenizer.json").is_file()
-            return self.text is not None or (has_tokenizer and self.input is None)
-        return self.text is not None
+            has_tokenizer |= (Path(self.name) / "tokenizer.json").is_file()
+        return self.text is not None or (has_tokenizer and self.input is None)
 
 
 def with_model(command: Callable[..., None]) -> Callable[..., None]:

@@ -7,10 +7,12 @@ statistic at one site over at most `MAX_STEPS` steps.
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from addnorm._util.jsonio import float_of
 from addnorm._util.numbers import format_count, format_number
 from addnorm.explorer.params import Choice, Field, Number, read_params
 from addnorm.lab.theory import largest
@@ -336,7 +338,7 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float:
-    """Convert a stored relative error to a float: "Infinity" becomes inf, anything else that is no number NaN."""
-    if value == "Infinity":
-        return math.inf
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    """Return a stored relative error, which may be a word such as "Infinity", as a float: NaN if it is no number."""
+    with suppress(ValueError):
+        return float_of(value)
+    return math.nan

@@ -195,9 +195,10 @@ def _run_jobs(
         return
     # Wirings with the same rows share a result. Long jobs come first, so that no process still runs a long job at the end.
     todo = sorted({job.key: job for job in todo}.values(), key=lambda job: -job.steps)
-    with _pool(jobs, cluster, len(todo)) as (parallel, delayed), show_progress(store, todo, console) as finish:
+    work = require("joblib", "compare").delayed(_work)
+    with _pool(jobs, cluster, len(todo)) as parallel, show_progress(store, todo, console) as finish:
         parent = None if cluster else os.getpid()
-        results = parallel(delayed(_work)(job, str(store.open.resolve()), seconds, parent) for job in todo)
+        results = parallel(work(job, str(store.open.resolve()), seconds, parent) for job in todo)
         try:
             for result in results:
                 store.append(result)
@@ -217,14 +218,14 @@ def _run_jobs(
 
 
 @contextmanager
-def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[tuple[Any, Any]]:
-    """Yield joblib's `Parallel` and `delayed`, for processes on this machine or, with `cluster`, for a Dask scheduler."""
+def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[Any]:
+    """Yield joblib's `Parallel`, for processes on this machine or, with `cluster`, for a Dask scheduler."""
     joblib = require("joblib", "compare")
     options: dict[str, Any] = {"return_as": "generator_unordered"}
     if cluster is None:
         n = min(jobs or joblib.cpu_count(), n_jobs)
         with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
-            yield joblib.Parallel(n_jobs=n, **options), joblib.delayed
+            yield joblib.Parallel(n_jobs=n, **options)
         return
     distributed = require("distributed", "compare on a cluster")
     client = distributed.Client.__new__(distributed.Client)
@@ -239,7 +240,7 @@ def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[tuple[
         client.close = lambda: None  # its finalizer would wait for the scheduler
         raise ValueError(f"cluster is {cluster!r}, where no Dask scheduler answers ({error}).") from None
     with client, joblib.parallel_config(backend="dask", client=client):
-        yield joblib.Parallel(n_jobs=jobs or -1, **options), joblib.delayed
+        yield joblib.Parallel(n_jobs=jobs or -1, **options)
 
 
 def _work(job: Job, folder: str, seconds: float, parent: int | None) -> Numbers:
