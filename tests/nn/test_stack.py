@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -205,6 +206,20 @@ for _wiring in ("sandwich", "attention_residuals", "gated_residual"):  # the ope
         REFUSED[f"sublayers[0] (<lambda>) returned {_text}", _wiring] = lambda wiring=_wiring, to=_to: ResidualStack(
             [lambda x: x.to(to)], D, wiring
         )(torch.randn(3, D))
+
+
+def call_with_norm(name):
+    stack = ResidualStack([Mlp()], D, Wiring("all", Row(True, True, True), final_norm=True, embedding_norm=True))
+    norm = nn.Identity()
+    norm.forward = nothing
+    setattr(stack if hasattr(stack, name) else stack.connections[0], name, norm)
+    return stack(torch.randn(3, D))
+
+
+for _name in ("norm_embedding", "norm_in", "norm_branch", "norm_out", "norm_final"):
+    REFUSED["TypeError: the norm Identity returned NoneType, expected a tensor of shape (3, 16)", _name] = partial(
+        call_with_norm, _name
+    )
 
 
 test_wrong_options_raise = make_test(REFUSED)

@@ -211,3 +211,11 @@ def refuse_output(connection: Any, output: Any, read: Tensor) -> NoReturn:
             "returns the tensor to add, as in lambda x, **kw: module(x, **kw)[0]."
         )
     raise TypeError(f"{path} returned {type(output).__name__}, expected a tensor of shape {tuple(read.shape)}.")
+
+
+def refuse_norm(norm: Any, output: Any, x: Tensor) -> NoReturn:
+    """Raise a TypeError for a norm that is called as a module and returns no tensor. None would be taken for no write."""
+    raise TypeError(
+        f"the norm {type(norm).__name__} returned {type(output).__name__}, expected a tensor of shape {tuple(x.shape)}, that of "
+        "its input: let the forward of the module return the normalized tensor."
+    )

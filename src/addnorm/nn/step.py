@@ -20,11 +20,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_tensor, nn
 
 from addnorm._util.norms import KINDS, Norm
 from addnorm.boundary import add_norm_streams
 from addnorm.functional import FUNCTIONS, add_residual
+from addnorm.nn.checks import refuse_norm
 from addnorm.nn.norm import MODULES
 from addnorm.nn.state import NO_OPTIONS, Options, PendingWrite, StreamState, is_distributed
 from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
@@ -91,6 +92,8 @@ def normalize(x: Tensor, norm: Any, kind: Norm, c: Scale = ONE, dtype: torch.dty
         return x if dtype is None else x.to(dtype)
     if not is_plain(norm, kind, x):
         y: Tensor = norm(x)
+        if not is_tensor(y):
+            refuse_norm(norm, y, x)
         return _scaled(y if dtype is None else y.to(dtype), c)
     weight, bias, factor = _scaled_affine(norm, c)
     dtype = None if dtype == x.dtype else dtype  # a call without options is faster
