@@ -88,3 +88,8 @@ def test_parallel_branches_end_at_one_add():
         "    └──┤ N ├─┬──┤ f_1 ├──────────┤",
         "             └──┤ f_2 ├──┤ ×2 ├──┘",
     ]
+
+
+def test_norm_of_one_stream_is_no_final_norm():
+    head = Head(2, (1.0, 1.0), norm_streams=(True, False))
+    assert Wiring("two", Stage(2, (1, 0), None, (1, 1)), head=head).draw().count("┤ N ├") == 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from addnorm._util.numbers import join_words
-from addnorm.wirings.equation import ELSEWHERE, Part, find_end, find_parts, shown_depth
+from addnorm.wirings.equation import ELSEWHERE, End, Part, find_end, find_parts
 from addnorm.wirings.factors import format_factor
 from addnorm.wirings.stage_form import find_entries
 from addnorm.wirings.stage_text import ONE, FactorText, NewStream, Product, StageText
@@ -20,9 +20,9 @@ SUMS = {"Σ_i {x}": "the sum of", "Σ_i {x} / n": "the mean of"}
 def describe(wiring: Any) -> str:
     """Return a wiring in words."""
     parts = find_parts(wiring)
-    texts = [text for part in parts for text in part.texts]
+    texts, end = [text for part in parts for text in part.texts], find_end(wiring)
     stream = [*_describe_start(wiring, texts[0]), *map(_describe_sublayer, parts), *_describe_plain_sums(parts)]
-    return " ".join([*stream, _describe_output(wiring), *_describe_factors(wiring, texts)])
+    return " ".join([*stream, _describe_output(end), *_describe_factors(wiring, [*texts, *filter(None, [end.head])])])
 
 
 def _describe_start(wiring: Any, text: StageText) -> list[str]:
@@ -100,12 +100,11 @@ def _is_plain_sum(text: StageText, name: str) -> bool:
     return any(stream.plain == name and stream.is_sum for stream in text.streams)
 
 
-def _describe_output(wiring: Any) -> str:
+def _describe_output(end: End) -> str:
     """State what the output is."""
-    head, depth = find_end(wiring).head, shown_depth(wiring)
-    if wiring.ends_in_norm(depth) or head is not None:
-        return f"The output is {_norm(wiring.ends_in_norm(depth))}{STREAM if head is None else _read(head)}."
-    if wiring.stages(depth)[-1].norms_out[0]:
+    if end.has_norm or end.head is not None:
+        return f"The output is {_norm(end.has_norm)}{STREAM if end.head is None else _read(end.head)}."
+    if end.last.norms_out[0]:
         return "There is no final norm: the last sublayer ends in one."
     return "The output is the stream, without a final norm."
 
@@ -154,9 +153,8 @@ def _name(text: StageText, name: str) -> str:
 
 def _describe_factors(wiring: Any, texts: Sequence[StageText]) -> list[str]:
     """Return one sentence for each letter that has a value, and for each module how its coefficients start."""
-    head = find_end(wiring).head
     sentences: dict[str, None] = {}
-    for text in texts if head is None else [*texts, head]:
+    for text in texts:
         starts = [text.notation.start] if text.notation else []
         factors = [_describe_factor(wiring, text, place, factor) for place, factor in text.factors.items()]
         sentences |= dict.fromkeys(filter(None, starts + factors))

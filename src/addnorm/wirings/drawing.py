@@ -66,7 +66,7 @@ def _draw_end(end: End, last: Canvas) -> list[Canvas]:
     """Draw the output beside the last stage, unless it is the stream itself."""
     if not end.equation:
         return []
-    head, norm = end.head, ["N"] * end.equation.startswith("y = N(")
+    head, norm = end.head, ["N"] * end.has_norm
     if head is None or end.equation == "y = N(x_L)":
         return [_draw_boxes("x_L", norm, "y")]
     names, terms = head.names, head.read() if _has_names(head) else []

@@ -64,6 +64,8 @@ class End(NamedTuple):
 
     equation: str  # "y = N(x_L)"; empty if the output is the stream itself
     head: StageText | None  # the read of several streams; None for one stream
+    has_norm: bool
+    last: Any  # the stage of the last sublayer
 
 
 def format_equation(wiring: Any, num_layers: int | None = None, *, defines: bool = True) -> str:
@@ -162,9 +164,9 @@ def find_end(wiring: Any, num_layers: int | None = None) -> End:
     """Return the output of a wiring: its equation, and the read of several streams."""
     depth = shown_depth(wiring, num_layers)
     head, has_norm = wiring.last_read(_end_place(depth)), wiring.ends_in_norm(depth)
-    if head is None:
-        return End("y = N(x_L)" if has_norm else "", None)
     last = wiring.stage(depth - 1, SUBLAYERS - 1, depth, SUBLAYERS)
+    if head is None:
+        return End("y = N(x_L)" if has_norm else "", None, has_norm, last)
     carried = None if last.coefficients is None else last.coefficients.notation
     deeper = head if num_layers else wiring.last_read(_end_place(2 * depth))
     text = make_text(
@@ -175,8 +177,8 @@ def find_end(wiring: Any, num_layers: int | None = None) -> End:
     if len(text.names) == 1 and not text.is_counted:
         read = re.sub(rf"\b{text.names[0]}\b", r"\g<0>_L", read)
     if not has_norm and read == "x_L":
-        return End("", None)
-    return End(f"y = N({read})" if has_norm else f"y = {read}", text)
+        return End("", None, has_norm, last)
+    return End(f"y = N({read})" if has_norm else f"y = {read}", text, has_norm, last)
 
 
 def _end_place(depth: int) -> Place:
