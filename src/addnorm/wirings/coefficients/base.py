@@ -69,6 +69,7 @@ class CoefficientModule(nn.Module):
         appends: whether the `mix` that it computes has one row more than there are streams.
         notation: how texts write the coefficients. If this depends on the options, override `notate`.
         decays: names of the parameters to which weight decay applies.
+        starts: initial values of parameters whose elements are equal at first. For others override `reset_parameters`.
         counterparts: for each constant and parameter here, its name in the module of transformers that computes the same.
 
     Args:
@@ -83,6 +84,7 @@ class CoefficientModule(nn.Module):
     appends: ClassVar[bool] = False
     notation: ClassVar[Notation] = Notation()
     decays: ClassVar[tuple[str, ...]] = ()
+    starts: ClassVar[Mapping[str, float]] = MappingProxyType({})
     counterparts: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init__(self, d_model: int, n: int, reads: int, place: Place) -> None:
@@ -100,8 +102,13 @@ class CoefficientModule(nn.Module):
         return cls.notation
 
     def reset_parameters(self) -> None:
-        """Set all parameters to their initial values."""
-        raise NotImplementedError
+        """Set the parameters to their initial values: by default those of `starts`."""
+        if not self.starts:
+            raise NotImplementedError
+        for name, value in self.starts.items():
+            parameter = self._parameters.get(name)
+            if parameter is not None:
+                nn.init.constant_(parameter, value)
 
     @property
     def is_constant(self) -> bool:

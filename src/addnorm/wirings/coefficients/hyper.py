@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_float, check_int, check_not_negative
 from addnorm.boundary import GateKind, StreamGates
+from addnorm.ops.streams.kinds import GATE_KINDS, sizes_of
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation
 from addnorm.wirings.factors import Place
 
@@ -31,6 +32,11 @@ class HyperConnection(CoefficientModule):
 
     computes = ("collapse", "mix", "inject")
     decays = ("project_collapse", "project_mix", "project_inject")
+    starts: ClassVar = {
+        **dict.fromkeys(("collapse", "norm_bias", *decays), 0.0),
+        **dict.fromkeys(("inject", "norm_weight"), 1.0),
+        **dict.fromkeys(("scale_mix", "scale_inject"), 0.01),
+    }
 
     def __init__(
         self, d_model: int, n: int, reads: int, place: Place, *, dynamic: bool = True, eps: float = 1e-5, **factory: Any
@@ -68,16 +74,9 @@ class HyperConnection(CoefficientModule):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set the parameters so that the coefficients are those of pre-LN."""
-        nn.init.zeros_(self.collapse)
+        super().reset_parameters()
         self.collapse[self.place.position % self.n] = 1.0
         nn.init.eye_(self.mix)
-        nn.init.ones_(self.inject)
-        if self.dynamic:
-            nn.init.ones_(self.norm_weight)
-            for zero in (self.norm_bias, self.project_collapse, self.project_mix, self.project_inject):
-                nn.init.zeros_(zero)
-            for scale in (self.scale_mix, self.scale_inject):
-                nn.init.constant_(scale, 0.01)
 
     @property
     def is_constant(self) -> bool:
@@ -108,23 +107,28 @@ class _Projected(CoefficientModule):
     """Base of coefficients that are functions of φ R(vec X), where R divides by the root mean square of all n d features."""
 
     decays = ("project",)
+    starts: ClassVar = {"project": 0.0, "bias": 0.0, "scale": 0.01}
     kind: ClassVar[GateKind]  # of the gates
     iterations: int = 0
     magnitude: float = 2.0
 
-    def make_parameters(self, rows: int, groups: int, *, eps: float, norm_eps: float, **factory: Any) -> None:
-        """Set both epsilons and make the parameters: φ and β with `rows` rows, α with a number for each of `groups`."""
+    def __init__(
+        self,
+        d_model: int,
+        n: int,
+        reads: int,
+        place: Place,
+        *,
+        eps: float = 1e-6,
+        norm_eps: float = 1e-6,
+        **factory: Any,
+    ) -> None:
+        super().__init__(d_model, n, reads, place)
         self.eps, self.norm_eps = check_not_negative("eps", eps), check_not_negative("norm_eps", norm_eps)
-        self.project = self.parameter(rows, self.n * self.d_model, **factory)
-        self.bias, self.scale = self.parameter(rows, **factory), self.parameter(groups, **factory)
+        sizes = sizes_of(GATE_KINDS[self.kind], n)
+        self.project = self.parameter(sizes.logits, n * d_model, **factory)
+        self.bias, self.scale = self.parameter(sizes.base, **factory), self.parameter(sizes.scales, **factory)
         self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Set φ and β to 0 and α to 0.01."""
-        nn.init.zeros_(self.project)
-        nn.init.constant_(self.scale, 0.01)
-        nn.init.zeros_(self.bias)
 
     def gates(self) -> StreamGates:
         """Return the parameters and constants of the gates."""
@@ -166,10 +170,9 @@ class ManifoldConnection(_Projected):
         self, d_model: int, n: int, reads: int, place: Place, *, iterations: int = 20, eps: float = 1e-6,
         norm_eps: float = 1e-6, **factory: Any,
     ) -> None:  # fmt: skip
-        super().__init__(d_model, n, reads, place)
         check_int("iterations", iterations, 1)
+        super().__init__(d_model, n, reads, place, eps=eps, norm_eps=norm_eps, **factory)
         self.iterations = iterations
-        self.make_parameters(n * (n + 2), 3, eps=eps, norm_eps=norm_eps, **factory)  # rows for c, b, and A row by row
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -231,9 +234,8 @@ class IndependentConnection(_Projected):
         self, d_model: int, n: int, reads: int, place: Place, *, magnitude: float = 2.0, eps: float = 1e-6,
         norm_eps: float = 1e-6, **factory: Any,
     ) -> None:  # fmt: skip
-        super().__init__(d_model, n, reads, place)
+        super().__init__(d_model, n, reads, place, eps=eps, norm_eps=norm_eps, **factory)
         self.magnitude = check_float("magnitude", magnitude)
-        self.make_parameters(2 * n, 2, eps=eps, norm_eps=norm_eps, **factory)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -265,20 +267,6 @@ class SigmoidRead(_Projected):
         "h", formulas=("h = σ(α_h φ_h R(vec X) + β_h) + ε",), learned="φ_h, α_h, β_h",
         start="φ_h starts at 0 and h at 1/n, by the value of β_h.",
     )  # fmt: skip
-
-    def __init__(
-        self,
-        d_model: int,
-        n: int,
-        reads: int,
-        place: Place,
-        *,
-        eps: float = 1e-6,
-        norm_eps: float = 1e-6,
-        **factory: Any,
-    ) -> None:
-        super().__init__(d_model, n, reads, place)
-        self.make_parameters(n, 1, eps=eps, norm_eps=norm_eps, **factory)
 
     def reset_parameters(self) -> None:
         """Set the parameters so that the read is the mean of the streams."""

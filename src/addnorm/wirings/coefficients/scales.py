@@ -77,6 +77,11 @@ class ResidualScaling(CoefficientModule):
         "residual_scale": "residual_scale", "residual_bias": "residual_bias", "branch_scale": "hidden_states_scale",
         "branch_bias": "hidden_states_bias",
     }  # fmt: skip
+    starts: ClassVar = {"residual_scale": 1.0, "residual_bias": 0.0, "branch_scale": 1.0, "branch_bias": 0.0}
+    residual_scale: nn.Parameter
+    residual_bias: nn.Parameter
+    branch_scale: nn.Parameter
+    branch_bias: nn.Parameter
     notation = Notation(
         mix="a", terms={"mix": "a ⊙ ({x} + v)", "inject": "b ⊙ ({x} + w)"},
         boxes={"mix": ("+v", "⊙a"), "inject": ("+w", "⊙b")}, learned="a, b, v, w",
@@ -85,16 +90,9 @@ class ResidualScaling(CoefficientModule):
 
     def __init__(self, d_model: int, n: int, reads: int, place: Place, **factory: Any) -> None:
         super().__init__(d_model, n, reads, place)
-        self.residual_scale, self.residual_bias = self.parameter(d_model, **factory), self.parameter(d_model, **factory)
-        self.branch_scale, self.branch_bias = self.parameter(d_model, **factory), self.parameter(d_model, **factory)
+        for name in self.starts:
+            self.register_parameter(name, self.parameter(d_model, **factory))
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the scales to 1 and the biases to 0."""
-        for scale in (self.residual_scale, self.branch_scale):
-            nn.init.ones_(scale)
-        for bias in (self.residual_bias, self.branch_bias):
-            nn.init.zeros_(bias)
 
     def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
         """Return A, B and the bias, `(d_model,)` each."""

@@ -43,6 +43,7 @@ class SourceAttention(CoefficientModule):
     computes = ("collapse",)
     stacked = False
     counterparts: ClassVar = {"eps": "norm.eps", "query": "query"}
+    starts: ClassVar = {"query": 0.0, "weight": 1.0}
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
@@ -67,12 +68,6 @@ class SourceAttention(CoefficientModule):
         self.query = self.parameter(reads, d_model, **factory)
         self.weight = self.parameter(d_model, **factory) if weighted else None
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the queries to zero and the keys' weight to one."""
-        nn.init.zeros_(self.query)
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
 
     def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
         """Return C: for each read a tuple of n entries `(*, 1)`."""
