@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn, overload
+from typing import Any, NoReturn, overload
 
 from torch import Tensor, nn
 
@@ -26,24 +26,10 @@ METHODS = methods_of(
 )  # fmt: skip
 
 
-class SublayerNames(NamedTuple):
-    """The names of a sublayer's module, norm and dropout in torch's layers."""
-
-    module: str
-    norm: str
-    dropout: str
-
-
-PARTS: dict[type[nn.Module], tuple[SublayerNames, ...]] = {
-    nn.TransformerEncoderLayer: (
-        SublayerNames("self_attn", "norm1", "dropout1"),
-        SublayerNames("", "norm2", "dropout2"),
-    ),
-    nn.TransformerDecoderLayer: (
-        SublayerNames("self_attn", "norm1", "dropout1"),
-        SublayerNames("multihead_attn", "norm2", "dropout2"),
-        SublayerNames("", "norm3", "dropout3"),
-    ),
+# The attentions of torch's layers. The feed-forward after them is no module. Sublayer k, from 1, has norm<k> and dropout<k>.
+ATTENTIONS: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.TransformerEncoderLayer: ("self_attn",),
+    nn.TransformerDecoderLayer: ("self_attn", "multihead_attn"),
 }
 
 
@@ -104,7 +90,7 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
 
 def _blocks(path: str, theirs: Any, causal: bool) -> Any:
     """Return an encoder or decoder, built on the meta device and filled with copies of the parameters of `theirs`."""
-    single = type(theirs) in PARTS
+    single = type(theirs) in ATTENTIONS
     layers = {path: theirs} if single else {f"{path}.layers.{i}": layer for i, layer in enumerate(theirs.layers)}
     norm = None if single else theirs.norm
     decodes = isinstance(theirs, DECODERS)
@@ -115,7 +101,7 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
         _check_layer(module_path, layer, nn.TransformerDecoderLayer if decodes else nn.TransformerEncoderLayer)
         _check_equal(module_path, layer, first_path, first, "norm_first")
         _check_equal(f"{module_path}.linear1", layer.linear1, f"{first_path}.linear1", first.linear1, "out_features")
-        for name in (part.module for part in PARTS[type(layer)] if part.module):
+        for name in ATTENTIONS[type(layer)]:
             of_first = first_path + ".self_attn", first.self_attn
             _check_equal(
                 f"{module_path}.{name}", getattr(layer, name), *of_first, "embed_dim", "num_heads", "batch_first"
@@ -125,22 +111,23 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
     wiring = "pre_ln" if first.norm_first else "post_ln"
     arguments = (len(layers), d_model, attention.num_heads, first.linear1.out_features, wiring)
     options: dict[str, Any] = {"final_norm": norm is not None, "batch_first": attention.batch_first, "device": "meta"}
-    ours: Encoder | Decoder = Encoder(*arguments, **options)
+    ours: Encoder | Decoder
     if decodes or causal:
         ours = Decoder(*arguments, cross_attention=decodes, causal=causal, **options)
+    else:
+        ours = Encoder(*arguments, **options)
     ours.train(theirs.training)
     own_layers: list[Any] = [*ours.stack.layers]
     for own_layer, (module_path, layer) in zip(own_layers, layers.items(), strict=True):
-        for connection, part in zip(own_layer.connections, PARTS[type(layer)], strict=True):
-            own_norm = _norm(f"{module_path}.{part.norm}", getattr(layer, part.norm), d_model)
+        for k, connection in enumerate(own_layer.connections, 1):
+            own_norm = _norm(f"{module_path}.norm{k}", getattr(layer, f"norm{k}"), d_model)
             setattr(connection, "norm_in" if layer.norm_first else "norm_out", own_norm)
-            dropout = getattr(layer, part.dropout)
+            dropout = getattr(layer, f"dropout{k}")
             connection.dropout, connection.training = dropout.p, dropout.training
-            sublayer: Any = connection.sublayer
-            if part.module:
-                _fill_attention(sublayer, getattr(layer, part.module))
-            else:
-                _fill_feed_forward(sublayer, layer)
+        *attentions, feed_forward = (connection.sublayer for connection in own_layer.connections)
+        for own_attention, name in zip(attentions, ATTENTIONS[type(layer)], strict=True):
+            _fill_attention(own_attention, getattr(layer, name))
+        _fill_feed_forward(feed_forward, layer)
     if norm is not None:
         ours.stack.norm_final = _norm(f"{path}.norm", norm, d_model)
     return ours
@@ -190,11 +177,11 @@ def _copied(theirs: Tensor | None, rows: slice = slice(None)) -> nn.Parameter | 
 def _check_layer(path: str, layer: Any, kind: type[nn.Module]) -> None:
     """Check that a layer has torch's own parts, with settings that this library supports."""
     _check_class(path, layer, (kind,))
-    for part in PARTS[kind]:
-        _check_class(f"{path}.{part.dropout}", getattr(layer, part.dropout), (nn.Dropout,))
-        if not part.module:
-            continue
-        attention, module_path = getattr(layer, part.module), f"{path}.{part.module}"
+    names = ATTENTIONS[kind]
+    for name in ("dropout", *(f"dropout{k}" for k in range(1, len(names) + 2))):
+        _check_class(f"{path}.{name}", getattr(layer, name), (nn.Dropout,))
+    for name in names:
+        attention, module_path = getattr(layer, name), f"{path}.{name}"
         _check_class(module_path, attention, (nn.MultiheadAttention,))
         _check_class(f"{module_path}.out_proj", attention.out_proj, LINEARS)
         if attention.bias_k is not None or attention.bias_v is not None:
@@ -206,8 +193,8 @@ def _check_layer(path: str, layer: Any, kind: type[nn.Module]) -> None:
             _refuse(
                 module_path, f"has {widths}", f"{attention.embed_dim}", "keys and values have the stream's width here"
             )
-    for name, kinds in (("linear1", LINEARS), ("linear2", LINEARS), ("dropout", (nn.Dropout,))):
-        _check_class(f"{path}.{name}", getattr(layer, name), kinds)
+    for name in ("linear1", "linear2"):
+        _check_class(f"{path}.{name}", getattr(layer, name), LINEARS)
 
 
 def _check_copyable(module: nn.Module) -> None:
