@@ -153,6 +153,10 @@ class SublayerConnection(_Reader):
         >>> torch.testing.assert_close(connection(x), x + feed_forward(connection.norm_in(x)))
     """
 
+    a: Any
+    b: Any
+    c: Any
+
     def __init__(
         self,
         sublayer: Callable[..., Tensor],
@@ -205,24 +209,15 @@ class SublayerConnection(_Reader):
         self.register_module("norm_in", norms_in)  # None is registered too: `_modules` is read directly
         self.register_module("norm_branch", norms.make(stage.norm_branch))
         self.register_module("norm_out", norms.make(self.is_row and stage.norms_out[0]))
-        self.a: Any = 1.0
-        self.b: Any = 1.0
-        self.c: Any = 1.0
-        if isinstance(stage, Row):
-            self._register_row(stage, norms)
-        else:
-            self._register_reads(stage.reads, place, norms)
-            self.norm_outs = norms.make_each(stage.norms_out)
-
-    def _register_row(self, row: Row, norms: NormFactory) -> None:
-        """Set the factors of a `Row`: floats, or parameters in the dtype of the norms."""
         for name in FACTORS:
-            value = getattr(row, name)
-            if isinstance(value, Learned):
-                delattr(self, name)
+            value = getattr(stage, name, 1.0)
+            if isinstance(value, Learned):  # a parameter in the dtype of the norms
                 self._register_factor(name, value, norms, norms.dtype)
             else:
                 setattr(self, name, value)
+        if not self.is_row:
+            self._register_reads(stage.reads, place, norms)
+            self.norm_outs = norms.make_each(stage.norms_out)
 
     @property
     def accepted_kwargs(self) -> frozenset[str] | None:

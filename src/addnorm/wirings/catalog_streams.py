@@ -74,7 +74,6 @@ def hyper_connections(n: int = 4, dynamic: bool = True) -> Wiring:
         n: the number of streams.
         dynamic: whether the coefficients depend on the streams.
     """
-    check_int("n", n, 1)
     check_bool("dynamic", dynamic)
     stage = Stage(n, coefficients=Computed(HyperConnection, {"dynamic": dynamic}), norm_in=True)
     return Wiring(
@@ -110,7 +109,6 @@ def mhc(
         eps: added to c, to the entries of A after the first division, and to each later sum of its rows and columns.
         norm_eps: epsilon of the norm of all streams; GLM-5.3 has 1e-5.
     """
-    check_int("n", n, 1)
     check_choice("head", head, ("learned", "mean"))
     check_bool("single_pass", single_pass)
     if single_pass and head != "learned":
@@ -140,7 +138,6 @@ def independent_hc(n: int = 4, magnitude: float = 2.0, eps: float = 1e-6, norm_e
         eps: added to the gates.
         norm_eps: epsilon of the norm of all streams; HY-V4 has 1e-5.
     """
-    check_int("n", n, 1)
     magnitude = check_positive("magnitude", magnitude)
     small = {"eps": check_not_negative("eps", eps), "norm_eps": check_not_negative("norm_eps", norm_eps)}
     gates = Computed(IndependentConnection, {"magnitude": magnitude} | small)
@@ -163,7 +160,6 @@ def gated_residual(n: int = 4, rank: int = 320, eps: float = 1e-6) -> Wiring:
         rank: the rank of the gates' projection.
         eps: epsilon of the streams' norms.
     """
-    check_int("n", n, 1)
     check_int("rank", rank, 1)
     options = {"rank": rank, "eps": check_not_negative("eps", eps)}
     gates = Computed(GatedRead, options)

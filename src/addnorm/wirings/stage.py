@@ -80,7 +80,9 @@ class _Reads:
     n: int
     collapse: Any
     coefficients: Computed | None
+    delayed: bool
     norm_streams: Any
+    names: str | tuple[str, ...]
     mix: Any = None
     inject: Any = None
     norm_out: Any = ()
@@ -138,14 +140,19 @@ class _Reads:
                 )
         return found
 
-    def _set_collapse(self, consequence: str, most: int | None = None) -> None:
-        """Store C as a matrix of at most `most` rows, one for each read.
+    def _check_reads(self, consequence: str, most: int | None = None) -> None:
+        """Check the streams and the read, and store C as a matrix of at most `most` rows, one for each read.
 
         A row of zeros is an error, whose message states the `consequence`.
         """
-        is_nested = isinstance(self.collapse, Sequence) and self.collapse and isinstance(self.collapse[0], Sequence)
-        rows = self.collapse[:most] if is_nested else (self.collapse,)
-        object.__setattr__(self, "collapse", _to_matrix("collapse", rows, self.n, consequence))
+        check_int("n", self.n, 1)
+        check_bool("delayed", self.delayed)
+        if self.collapse is not None:
+            is_nested = isinstance(self.collapse, Sequence) and self.collapse and isinstance(self.collapse[0], Sequence)
+            rows = self.collapse[:most] if is_nested else (self.collapse,)
+            object.__setattr__(self, "collapse", _to_matrix("collapse", rows, self.n, consequence))
+        object.__setattr__(self, "norm_streams", _to_flags("norm_streams", self.norm_streams, self.n))
+        _check_names("names", self.names, self.n)
 
     def _list_learned(self) -> Iterator[tuple[str, Learned]]:
         for matrix, rows in self.matrices.items():
@@ -203,12 +210,11 @@ class Stage(_Reads):
     names_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_int("n", self.n, 1)
+        self._check_reads("the sublayer would read only zeros")
         check_int("reads", self.reads, 1)
-        for name in ("delayed", "norm_in", "norm_branch"):
+        for name in ("norm_in", "norm_branch"):
             check_bool(name, getattr(self, name))
         if self.collapse is not None:
-            self._set_collapse("the sublayer would read only zeros")
             object.__setattr__(self, "reads", len(self.collapse))
         if self.mix is not None:
             object.__setattr__(self, "mix", _to_matrix("mix", self.mix, self.n))
@@ -221,9 +227,7 @@ class Stage(_Reads):
         if self.inject is not None:
             rows = _to_matrix("inject", (self.inject,), self.n_out, "the sublayer would never write")
             object.__setattr__(self, "inject", rows[0])
-        for name, n in (("norm_streams", self.n), ("norm_out", self.n_out)):
-            object.__setattr__(self, name, _to_flags(name, getattr(self, name), n))
-        _check_names("names", self.names, self.n)
+        object.__setattr__(self, "norm_out", _to_flags("norm_out", self.norm_out, self.n_out))
         _check_names("names_out", self.names_out, self.n_out)
         if self.is_stacked and any(self.norms_out):
             raise ValueError(
@@ -338,18 +342,13 @@ class Head(_Reads):
     names: str | tuple[str, ...] = ""
 
     def __post_init__(self) -> None:
-        check_int("n", self.n, 1)
-        if self.collapse is not None:
-            self._set_collapse("the output would be 0", 1)
-        check_bool("delayed", self.delayed)
+        self._check_reads("the output would be 0", 1)
         if self.delayed and (self.collapse is not None or self.coefficients is not None):
             raise ValueError(
                 "delayed is True beside collapse or coefficients, expected one: the last stage computes collapse."
             )
         if not self.delayed:
             _check_source(self, ("collapse",))
-        object.__setattr__(self, "norm_streams", _to_flags("norm_streams", self.norm_streams, self.n))
-        _check_names("names", self.names, self.n)
 
 
 def _name(matrix: str, k: int, j: int, entry: Factor) -> float | str:
