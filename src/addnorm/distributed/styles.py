@@ -62,7 +62,49 @@ class SequenceParallel(parallel.SequenceParallel):
         return module
 
 
-class StackParallel(ParallelStyle):
+class StreamStyle(ParallelStyle):
+    """Base of the styles of the modules and sublayers of a `ResidualStack`.
+
+    Args:
+        sequence_parallel: whether the stream is sharded on the tokens, dimension 1: its shards are gathered before a sublayer,
+            and the output is sharded again. Otherwise the stream is replicated.
+    """
+
+    def __init__(self, *, sequence_parallel: bool = False) -> None:
+        super().__init__()
+        self.placement: Placement = Shard(1) if sequence_parallel else Replicate()
+
+    def _shard_linears(self, module: nn.Module, names: Iterable[str], mesh: DeviceMesh) -> list[nn.Module]:
+        """Replace the projections `names` of a module by projections with sharded output features, and return the new ones.
+
+        Raises:
+            ValueError: one of the projections is not an unmodified `torch.nn.Linear`. The module is then unchanged.
+        """
+        linears: dict[str, Any] = {name: module.get_submodule(name) for name in names}
+        for name, linear in linears.items():
+            change = (
+                find_modification(linear, LINEAR) if type(linear) in LINEAR else f"the class {type(linear).__name__}"
+            )
+            if change is not None:
+                raise ValueError(
+                    f"{name} has {change}, expected a torch.nn.Linear as it was made: tensor parallelism replaces it by sharded "
+                    "projections; apply it first, and hooks, adapters and parametrizations to its result."
+                )
+        for name, linear in linears.items():
+            if name in PACKED:
+                sharded: nn.Module = PackedColumnLinear(linear, PACKED[name], mesh, self.src_data_rank)
+            else:
+                sharded = ColumnLinear(linear.weight, linear.bias, mesh, self.src_data_rank)
+            module.register_module(name, sharded)
+        return [module.get_submodule(name) for name in names]
+
+    def _leave(self, linear: nn.Linear, mesh: DeviceMesh) -> None:
+        """Shard the input features of a module's last projection, and reduce its output to the placement of the stream."""
+        style = RowwiseParallel(output_layouts=self.placement, use_local_output=False)
+        parallelize_module(linear, mesh, style, src_data_rank=self.src_data_rank)
+
+
+class StackParallel(StreamStyle):
     """Style of a `ResidualStack` or `SublayerConnection`: the stream is a DTensor, the norms and factors are replicated.
 
     An ordinary input must be the whole tensor in every process. A DTensor is redistributed. Sublayers have styles of their own.
@@ -78,8 +120,7 @@ class StackParallel(ParallelStyle):
     """
 
     def __init__(self, *, sequence_parallel: bool = False, use_local_output: bool = True) -> None:
-        super().__init__()
-        self.placement = stream_placement(sequence_parallel)
+        super().__init__(sequence_parallel=sequence_parallel)
         self.use_local_output = use_local_output
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -98,20 +139,7 @@ class StackParallel(ParallelStyle):
         return module
 
 
-class SublayerStyle(ParallelStyle):
-    """Base of the styles of the sublayers of a `ResidualStack`.
-
-    Args:
-        sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the sublayer, and the
-            output is sharded again. Otherwise the stream is replicated.
-    """
-
-    def __init__(self, *, sequence_parallel: bool = False) -> None:
-        super().__init__()
-        self.placement = stream_placement(sequence_parallel)
-
-
-class AttentionParallel(SublayerStyle):
+class AttentionParallel(StreamStyle):
     """Style of `SelfAttention` and `CrossAttention`: each process computes some of the heads.
 
     Each packed projection is replaced by separate projections that can be sharded by heads: the parameters `in_proj.weight` and
@@ -140,16 +168,16 @@ class AttentionParallel(SublayerStyle):
                 "process computes whole heads; use a smaller mesh."
             )
         names = ("in_proj",) if isinstance(module, SelfAttention) else ("kv_proj", "q_proj")
-        sharded = _shard_linears(module, names, device_mesh, self.src_data_rank)
+        sharded = self._shard_linears(module, names, device_mesh)
         module.local_nhead = module.nhead // n
         module.first_head = module.local_nhead * device_mesh.get_local_rank()
         for projection in sharded:
             _enter_first(projection, device_mesh)
-        _leave(module.out_proj, device_mesh, self.placement, self.src_data_rank)
+        self._leave(module.out_proj, device_mesh)
         return module
 
 
-class FeedForwardParallel(SublayerStyle):
+class FeedForwardParallel(StreamStyle):
     """Style of `FeedForward`: each process computes some of the hidden features.
 
     Args:
@@ -173,13 +201,13 @@ class FeedForwardParallel(SublayerStyle):
                 "computes an equal part of it."
             )
         names = ("up",) if module.gate is None else ("up", "gate")
-        _shard_linears(module, names, device_mesh, self.src_data_rank)
+        self._shard_linears(module, names, device_mesh)
         _enter_first(module, device_mesh)
-        _leave(module.down, device_mesh, self.placement, self.src_data_rank)
+        self._leave(module.down, device_mesh)
         return module
 
 
-class ReplicatedSublayer(SublayerStyle):
+class ReplicatedSublayer(StreamStyle):
     """Style of any other sublayer of a stack: every process computes all of it, with ordinary tensors.
 
     The parameters are replicated DTensors, as those of the stack are, so that optimizers and `clip_grad_norm_` can take them all
@@ -217,40 +245,10 @@ class ReplicatedSublayer(SublayerStyle):
         return module
 
 
-def stream_placement(sequence_parallel: bool) -> Placement:
-    """Return the placement of the stream, `(batch, tokens, d_model)`."""
-    return Shard(1) if sequence_parallel else Replicate()
-
-
 def sublayers(module: nn.Module) -> list[nn.Module]:
     """Return the sublayers that are modules, in the stacks and connections of a module."""
     found = [getattr(m, "sublayer", None) for m in module.modules() if isinstance(m, SublayerConnection)]
     return [m for m in found if isinstance(m, nn.Module) and not isinstance(m, SublayerConnection | ResidualStack)]
-
-
-def _shard_linears(
-    module: nn.Module, names: Iterable[str], mesh: DeviceMesh, src_data_rank: int | None
-) -> list[nn.Module]:
-    """Replace the projections `names` of a module by projections with sharded output features, and return the new ones.
-
-    Raises:
-        ValueError: one of the projections is not an unmodified `torch.nn.Linear`. The module is then unchanged.
-    """
-    linears: dict[str, Any] = {name: module.get_submodule(name) for name in names}
-    for name, linear in linears.items():
-        change = find_modification(linear, LINEAR) if type(linear) in LINEAR else f"the class {type(linear).__name__}"
-        if change is not None:
-            raise ValueError(
-                f"{name} has {change}, expected a torch.nn.Linear as it was made: tensor parallelism replaces it by sharded "
-                "projections; apply it first, and hooks, adapters and parametrizations to its result."
-            )
-    for name, linear in linears.items():
-        if name in PACKED:
-            sharded: nn.Module = PackedColumnLinear(linear, PACKED[name], mesh, src_data_rank)
-        else:
-            sharded = ColumnLinear(linear.weight, linear.bias, mesh, src_data_rank)
-        module.register_module(name, sharded)
-    return [module.get_submodule(name) for name in names]
 
 
 def replicate_parameters(modules: Iterable[nn.Module], mesh: DeviceMesh, src_data_rank: int | None) -> None:
@@ -274,9 +272,3 @@ def _redistribute(x: DTensor, placements: tuple[Placement, ...]) -> DTensor:
 def _enter_first(module: nn.Module, mesh: DeviceMesh) -> None:
     """Register a hook that passes the whole first input to a module, as an ordinary tensor (`enter_region`)."""
     module.register_forward_pre_hook(lambda module, args: (enter_region(args[0], mesh), *args[1:]))
-
-
-def _leave(linear: nn.Linear, mesh: DeviceMesh, placement: Placement, src_data_rank: int | None) -> None:
-    """Shard the input features of a module's last projection, and reduce its output to the placement of the stream."""
-    style = RowwiseParallel(output_layouts=placement, use_local_output=False)
-    parallelize_module(linear, mesh, style, src_data_rank=src_data_rank)
