@@ -67,8 +67,8 @@ def _draw_end(end: End, last: Canvas) -> list[Canvas]:
     if not end.equation:
         return []
     head, norm = end.head, ["N"] * end.has_norm
-    if head is None or end.equation == "y = N(x_L)":
-        return [_draw_boxes("x_L", norm, "y")]
+    if head is None or end.equation == "y = N(x_L)":  # the norm may be that of the read
+        return [_draw_boxes("x_L", ["N"], "y")]
     names, terms = head.names, head.read() if _has_names(head) else []
     if len(last.streams) == len(terms) == head.stage.n == 2:
         return [_draw_sum_of_two(head, norm, last.streams[1])]
