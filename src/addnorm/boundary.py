@@ -184,7 +184,7 @@ def _call(a: Any) -> Any:
     if torch.compiler.is_dynamo_compiling() or (_compiling() and not dispatch.exports_onnx()):
         return _op(*a)
     if in_transform() or _compiling():  # torch.onnx.export knows torch's operators only
-        return eager.checked_formula(a)
+        return eager.add_norm_streams(a)
     if not dispatch.requires_grad(*a):
         return autograd.without_gradient(*a)
     if is_recording():

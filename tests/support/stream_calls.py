@@ -68,7 +68,7 @@ class StreamCall:
         )  # fmt: skip
         out = formula.boundary(a)
         results = dict(zip(("read", "collapse", "mix", "inject"), out[1:5], strict=True))
-        return {"streams": x, **{name: value for name, value in results.items() if value.numel()}}
+        return {"streams": x, **{name: value for name, value in results.items() if value is not None}}
 
     def leaves(self, dtype=None):
         """Return copies of the tensors that require gradients, in a dtype."""

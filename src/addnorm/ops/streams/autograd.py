@@ -14,9 +14,8 @@ from torch import Tensor
 from addnorm._util.torch_internals import BelowAutograd, exclude_from_capture, in_transform
 from addnorm.ops import autograd
 from addnorm.ops.schema import arguments_of, kernels_of
-from addnorm.ops.streams import eager, validation
-from addnorm.ops.streams.kinds import sizes_of
-from addnorm.ops.streams.schema import GRADIENTS, INPUTS, reads
+from addnorm.ops.streams import eager
+from addnorm.ops.streams.schema import GRADIENTS, INPUTS, outputs_of
 
 _ops = torch.ops.addnorm
 _TENSORS = 10  # number of tensors among the inputs; they come first
@@ -46,12 +45,9 @@ class StreamsFunction(torch.autograd.Function):
         """Return the gradients of the operator's arguments."""
         *tensors, logits, stats, computed = ctx.saved_tensors
         a = Inputs(*tensors, *ctx.numbers)
-        sizes, wide = sizes_of(a.kind, a.streams.shape[-2]), validation.compute_dtype(a)
-        exists = a.branch is not None, reads(a), a.kind != 0, sizes.mix, sizes.inject
-        dtypes = a.streams_dtype or a.streams.dtype, a.out_dtype or a.streams.dtype, wide, wide, wide
         outer = [  # a compiled graph passes zeros for placeholders
-            grad.to(dtype) if has and grad is not None else None
-            for grad, has, dtype in zip(grads, exists, dtypes, strict=False)
+            None if grad is None or output is None else grad.to(output[1])
+            for grad, output in zip(grads[:5], outputs_of(a), strict=False)
         ]
         if not any(grad is not None for grad in outer):
             return (None,) * len(INPUTS)
@@ -89,7 +85,7 @@ apply: Any = StreamsFunction.apply
 
 
 def _differentiate(a: Any) -> Any:
-    return eager.checked_formula(a) if in_transform() else apply(*a)
+    return eager.add_norm_streams(a) if in_transform() else apply(*a)
 
 
 exclude_from_capture(StreamsFunction.backward)

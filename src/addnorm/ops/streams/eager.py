@@ -7,22 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.ops.schema import Kernel, kernels_of, library
+from addnorm.ops.schema import Kernel, empty_placeholder, kernels_of, library
 from addnorm.ops.streams import formula, validation
 from addnorm.ops.streams.gradients import gradients
 from addnorm.ops.streams.schema import GRADIENTS, fill_gradients, gradient_shape, requested
 
 
 def add_norm_streams(a: Any) -> tuple[Tensor, ...]:
-    """Return the outputs of the forward."""
-    return tuple(t.contiguous() for t in checked_formula(a))
-
-
-def checked_formula(a: Any) -> tuple[Tensor, ...]:
-    """Return the formula's outputs without autocast, after a check of the arguments."""
+    """Return the outputs of the forward, by the formula without autocast, after a check of the arguments."""
     validation.check(a)
     with torch.autocast(a.streams.device.type, enabled=False):
-        return formula.boundary(a)
+        outputs = formula.boundary(a)
+    return tuple(empty_placeholder(a.streams) if t is None else t.contiguous() for t in outputs)
 
 
 def add_norm_streams_backward(a: Any) -> tuple[Tensor, ...]:

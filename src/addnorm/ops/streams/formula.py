@@ -20,7 +20,6 @@ from torch import Tensor
 from addnorm import reference
 from addnorm._util.norms import BY_CODE
 from addnorm.ops.options import NORMS
-from addnorm.ops.schema import empty_placeholder
 from addnorm.ops.streams import validation
 from addnorm.ops.streams.kinds import GATE_KINDS, sizes_of
 
@@ -121,36 +120,28 @@ def compute_gates(
         base = a.base.to(wide)
         logits, stats = project(streams, a.project, a.project_eps, wide)
     computed = gates(a.kind, logits, a.scale.to(wide), base, a.iterations, a.gate_eps, a.magnitude)
+    if a.kind == GATE_KINDS["hyper"]:
+        logits, stats = logits.flatten(-2), stats.flatten(-2)
     return logits, stats, computed
 
 
-def boundary(a: Any) -> tuple[Tensor, ...]:
-    """Return the outputs of `add_norm_streams`."""
-    streams, wide = a.streams, validation.compute_dtype(a)
-
-    def placeholder() -> Tensor:  # a new one for each output: the operator's outputs share no memory
-        return empty_placeholder(streams)
-
-    new = streams
+def boundary(a: Any) -> tuple[Tensor | None, ...]:
+    """Return the outputs of `add_norm_streams`; None for an output that the call does not have."""
+    streams, collapse, wide = a.streams, a.collapse, validation.compute_dtype(a)
+    new = y = logits = moments = stats = None
+    computed: tuple[Tensor | None, ...] = (None, None, None)
     if a.branch is not None:
-        new = write(streams, a.branch, a.mix, a.inject, a.streams_dtype or streams.dtype, wide)
-    used, found, logits, stats = a.collapse, (placeholder(), placeholder(), placeholder()), placeholder(), []
+        streams = new = write(streams, a.branch, a.mix, a.inject, a.streams_dtype or streams.dtype, wide)
     if a.kind != GATE_KINDS["given"]:
-        each, moments, computed = compute_gates(a, new, wide)
-        is_hyper = a.kind == GATE_KINDS["hyper"]
-        logits = each.flatten(-2) if is_hyper else each
-        stats = [moments.flatten(-2) if is_hyper else moments]
-        found = tuple(placeholder() if t is None else t.contiguous() for t in computed)  # type: ignore[assignment]  # three
-        used = found[0] if used is None else used
-    new_streams = placeholder() if a.branch is None else new
-    if used is None:
-        return new_streams, placeholder(), *found, logits, placeholder()
-    total = read(new, used, wide)
-    out = a.out_dtype or streams.dtype
-    if a.norm == NORMS["none"]:
-        y, first = total.to(out), total.new_zeros((*total.shape[:-1], 2))
-    else:
-        y = reference.normalize(total, a.weight, a.bias, norm=BY_CODE[a.norm], eps=a.eps, dtype=out)
-        mean, rstd = reference.statistics(total, BY_CODE[a.norm], a.eps)
-        first = torch.cat([mean if isinstance(mean, Tensor) else torch.zeros_like(rstd), rstd], -1)
-    return new_streams, y, *found, logits, torch.cat([first, *stats], -1)
+        logits, moments, computed = compute_gates(a, streams, wide)
+        collapse = computed[0] if collapse is None else collapse
+    if collapse is not None:
+        total, out = read(streams, collapse, wide), a.out_dtype or a.streams.dtype
+        if a.norm == NORMS["none"]:
+            y, stats = total.to(out), total.new_zeros((*total.shape[:-1], 2))
+        else:
+            y = reference.normalize(total, a.weight, a.bias, norm=BY_CODE[a.norm], eps=a.eps, dtype=out)
+            mean, rstd = reference.statistics(total, BY_CODE[a.norm], a.eps)
+            stats = torch.cat([mean if isinstance(mean, Tensor) else torch.zeros_like(rstd), rstd], -1)
+        stats = stats if moments is None else torch.cat([stats, moments], -1)
+    return new, y, *computed, logits, stats

@@ -16,14 +16,14 @@ from addnorm.ops.streams.kinds import GATE_KINDS, sizes_of
 
 
 def gradients(a: Any, wide: torch.dtype) -> dict[str, Tensor | None]:
-    """Return all gradients by name for the arguments of the backward operator; A, b and c have one for each token."""
+    """Return the gradients by name for the arguments of the backward operator; A, b and c have one for each token."""
     streams, branch, mix, inject = a.streams, a.branch, a.mix, a.inject
     new = streams
     if branch is not None:
         new = formula.write(streams, branch, mix, inject, a.streams_dtype or streams.dtype, wide)
     x = new.to(wide)
     g = torch.zeros_like(x) if a.dnew is None else a.dnew.to(wide)
-    grads: dict[str, Tensor | None] = dict.fromkeys(("collapse", "weight", "bias", "project", "scale", "base"))
+    grads: dict[str, Tensor | None] = {}
     dcollapse = a.dcollapse
     if a.dread is not None:
         used = a.computed_collapse if a.collapse is None else a.collapse
@@ -36,7 +36,8 @@ def gradients(a: Any, wide: torch.dtype) -> dict[str, Tensor | None]:
             normed = reference.normalize_backward(du, total, a.weight, stats, norm=BY_CODE[a.norm])
             du, grads["weight"], grads["bias"] = normed
         g = g + c * du.unsqueeze(-2)
-        found = x * du.unsqueeze(-2) if per_feature else (x * du.unsqueeze(-2)).sum(-1)
+        product = x * du.unsqueeze(-2)
+        found = product if per_feature else product.sum(-1)
         if a.collapse is not None:
             grads["collapse"] = found
         else:
@@ -59,16 +60,14 @@ def gradients(a: Any, wide: torch.dtype) -> dict[str, Tensor | None]:
             back = back - saved.square() * (dlogits * logits).sum(-1, keepdim=True) / flat.shape[-1] * flat
             g = g + back.reshape(x.shape)
             grads["project"] = _outer(dlogits * saved, flat)
-    if branch is None:
-        return {**grads, "streams": g, "branch": None, "mix": None, "inject": None}
-    own = streams.to(wide)
-    return {
-        **grads,
-        "streams": g if mix is None else mix.to(wide).mT @ g,
-        "branch": (inject.to(wide).unsqueeze(-1) * g).sum(-2),
-        "mix": g @ own.mT,
-        "inject": (g * branch.to(wide).unsqueeze(-2)).sum(-1),
-    }
+    grads["streams"] = g if mix is None else mix.to(wide).mT @ g
+    if branch is not None:
+        grads |= {
+            "branch": (inject.to(wide).unsqueeze(-1) * g).sum(-2),
+            "mix": g @ streams.to(wide).mT,
+            "inject": (g * branch.to(wide).unsqueeze(-2)).sum(-1),
+        }
+    return grads
 
 
 def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -77,37 +76,31 @@ def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple
     The gradient of the logits has the shape of the logits that `formula.gates` takes.
     """
     kind, logits, scale = a.kind, a.logits.to(wide), a.scale.to(wide)
-    n = a.streams.shape[-2]
+    *tokens, n = a.streams.shape[:-1]
     sizes = sizes_of(kind, n)
-    each = logits.new_zeros((*logits.shape[:-1], n))
-    parts = [each if dcollapse is None else dcollapse.to(wide)]
-    if sizes.inject:
-        parts.append(each if a.dinject is None else a.dinject.to(wide))
-    if sizes.mix:
-        square = each.new_zeros((*each.shape, n))
-        parts.append((square if a.dmix is None else a.dmix.to(wide)).reshape(*each.shape[:-1], n * n))
+    outer = [(dcollapse, n), *[(a.dinject, n)] * sizes.inject, *[(a.dmix, n * n)] * sizes.mix]
+    parts = [
+        logits.new_zeros((*tokens, width)) if t is None else t.to(wide).reshape(*tokens, width) for t, width in outer
+    ]
     if kind == GATE_KINDS["hyper"]:
         moves = logits.unflatten(-1, (n, n + 2))
         slope = 1.0 - torch.tanh(moves).square()
         factors = [scale[0] * slope[..., 0], scale[1] * slope[..., 1]]
-        rest = (parts[2].reshape(*each.shape, n) * scale[0]).transpose(-1, -2) * slope[..., 2:]
+        rest = (parts[2].unflatten(-1, (n, n)) * scale[0]).transpose(-1, -2) * slope[..., 2:]
         front = [part * factor for part, factor in zip(parts, factors, strict=False)]
         return torch.cat(parts, -1), torch.cat([torch.stack(front, -1), rest], -1)
-    base, begin, results, back = a.base.to(wide), 0, [], []
-    for place, (part, factor) in enumerate(zip(parts, (1.0, a.magnitude, 1.0), strict=False)):
-        end = begin + part.shape[-1]
-        pre = logits[..., begin:end] * scale[place] + base[begin:end]
+    widths = [width for _, width in outer]
+    results = []
+    arguments = zip(logits.split(widths, -1), scale, a.base.to(wide).split(widths), parts, strict=True)
+    for place, (z, alpha, beta, part) in enumerate(arguments):
+        pre = z * alpha + beta
         if place < 2:
             gate = torch.sigmoid(pre)
-            gradient = part * factor * gate * (1.0 - gate)
+            results.append(part * (1.0, a.magnitude)[place] * gate * (1.0 - gate))
         else:
-            square = _sinkhorn_backward(
-                pre.unflatten(-1, (n, n)), part.reshape(*each.shape, n), a.iterations, a.gate_eps
-            )
-            gradient = square.reshape(part.shape)
-        results.append(gradient)
-        back.append(gradient * scale[place])
-        begin = end
+            square = (x.unflatten(-1, (n, n)) for x in (pre, part))
+            results.append(_sinkhorn_backward(*square, a.iterations, a.gate_eps).flatten(-2))
+    back = [gradient * alpha for gradient, alpha in zip(results, scale, strict=True)]
     return torch.cat(results, -1), torch.cat(back, -1)
 
 

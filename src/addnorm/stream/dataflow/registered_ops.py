@@ -233,8 +233,7 @@ EQUATIONS |= {name: _make_equation(y, z, offset) for y, z, offset, names in BUIL
 
 def _compute_boundary(**arguments: Any) -> tuple[Tensor | None, ...]:
     """Return what this library's operator of n streams computes: the streams, the read, and the coefficients."""
-    outputs = formula.boundary(SimpleNamespace(**arguments))[:5]
-    return tuple(out if out.numel() else None for out in outputs)
+    return formula.boundary(SimpleNamespace(**arguments))[:5]
 
 
 EQUATIONS["addnorm::add_norm_streams"] = _compute_boundary
