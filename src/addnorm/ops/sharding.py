@@ -36,6 +36,8 @@ Placements = tuple[Placement, ...]
 _STREAM = ("z", "y", "residual", "branch", "stats", "dy", "dz")
 _SAME_SHAPE = ("branch", "y", "dy", "dz")
 _ROWS = tuple(option.name for option in ADD_OPTIONS if option.kind == "rows")
+# Places of the gradients that are sums over the rows.
+_SUMS = [place for place, name in enumerate(GRADIENTS) if name not in ("residual", "branch", *_ROWS)]
 _BRANCH, _BRANCH_BIAS = GRADIENTS.index("branch"), GRADIENTS.index("branch_bias")
 
 
@@ -185,6 +187,29 @@ def wrap(t: Tensor, mesh: DeviceMesh, placements: Placements, shape: Sequence[in
     return DTensor.from_local(t, mesh, placements, run_check=False, **options)
 
 
+def wrap_results(
+    results: Sequence[Tensor], mesh: DeviceMesh, rows: Placements, shape: Sequence[int], sums: Collection[int] = ()
+) -> tuple[Tensor, ...]:
+    """Return an operator's results as DTensors. Placeholders stay ordinary tensors.
+
+    Args:
+        results: the local tensors of this process.
+        mesh: the mesh.
+        rows: the placements of the rows.
+        shape: the sizes of the rows' dimensions in the whole tensors.
+        sums: places of results that are sums over the rows.
+    """
+
+    def wrap_result(place: int, t: Tensor) -> Tensor:
+        if t.dim() == 1 and t.numel() == 0:
+            return t
+        if place in sums:
+            return wrap(t, mesh, make_partial(rows), t.shape)
+        return wrap(t, mesh, rows, (*shape, *t.shape[len(shape) :]))
+
+    return tuple(map(wrap_result, range(len(results)), results))
+
+
 # torch's own operators construct DTensors so too: `DTensor.from_local` takes several times as long as the operator on a few rows.
 @functools.lru_cache(maxsize=1024)
 def _make_spec(mesh: DeviceMesh, placements: Placements, shape: tuple[int, ...], dtype: torch.dtype) -> DTensorSpec:
@@ -212,37 +237,40 @@ def find_mesh(tensors: dict[str, Tensor]) -> DeviceMesh:
 
 
 def _forward(op: Any, arguments: dict[str, Any]) -> Any:
-    call = _Call(arguments)
+    return _compute(op, _Call(arguments))
+
+
+def _out(op: Any, arguments: dict[str, Any]) -> None:
+    call = _Call(dict(arguments))
+    for name in ("y", "z"):
+        target = arguments[name]
+        if target is not None and target.placements != call.rows:
+            raise ValueError(
+                f"the tensor for {name} is placed {target.placements}, expected {call.rows}, as the rows of the result: "
+                "redistribute it first, or leave out out= and call the function without the underscore."
+            )
+    _compute(op, call)
+
+
+def _compute(op: Any, call: _Call) -> Any:
+    """Call the operator of a forward with this process's tensors, and return its results, if it has any, as DTensors."""
     local = call.local
     if call.keep is not None:
         branch, residual = local["branch"], local["residual"]
-        dtype = reference.compute_dtype(residual, branch, dtype=local["residual_dtype"])
-        local["out_dtype"] = local["out_dtype"] or branch.dtype
+        dtype = reference.compute_dtype(residual, branch, local.get("z"), dtype=local.get("residual_dtype"))
+        if "out_dtype" in local:
+            local["out_dtype"] = local["out_dtype"] or branch.dtype
         local["branch"], local["branch_bias"] = call.drop(branch, local["branch_bias"], dtype), None
     outputs = op(*local.values())
     if isinstance(outputs, Tensor):
         return wrap(outputs, call.mesh, call.rows, call.shape)
-    results = []
-    for t in outputs:
-        is_placeholder = t.dim() == 1 and t.numel() == 0
-        results.append(t if is_placeholder else wrap(t, call.mesh, call.rows, (*call.shape[:-1], t.shape[-1])))
-    return tuple(results)
+    return outputs and wrap_results(outputs, call.mesh, call.rows, call.shape[:-1])
 
 
 def _backward(op: Any, arguments: dict[str, Any]) -> Any:
     call = _Call(arguments)
-    local = call.local
-    outputs = [*(op(*local.values()) if call.keep is None else _backward_of_dropped(op, call))]
-    for bit, (name, t) in enumerate(zip(GRADIENTS, outputs, strict=False)):
-        if not local["grad_mask"] >> bit & 1:
-            continue  # a placeholder
-        if name in ("residual", "branch"):
-            outputs[bit] = wrap(t, call.mesh, call.rows, call.shape)
-        elif name in _ROWS:
-            outputs[bit] = wrap(t, call.mesh, call.rows, call.shape[:-1])
-        else:
-            outputs[bit] = wrap(t, call.mesh, make_partial(call.rows), t.shape)
-    return tuple(outputs)
+    outputs = op(*call.local.values()) if call.keep is None else _backward_of_dropped(op, call)
+    return wrap_results(outputs, call.mesh, call.rows, call.shape[:-1], _SUMS)
 
 
 def _backward_of_dropped(op: Any, call: _Call) -> list[Tensor]:
@@ -265,21 +293,6 @@ def _backward_of_dropped(op: Any, call: _Call) -> list[Tensor]:
         if mask >> _BRANCH_BIAS & 1:
             outputs[_BRANCH_BIAS] = reference.sum_rows(dbranch).to(local["branch_bias"].dtype)
     return outputs
-
-
-def _out(op: Any, arguments: dict[str, Any]) -> None:
-    call = _Call(dict(arguments))
-    for name, t in arguments.items():
-        if name in ("y", "z") and t is not None and t.placements != call.rows:
-            raise ValueError(
-                f"the tensor for {name} is placed {t.placements}, expected {call.rows}, as the rows of the result: redistribute "
-                "it first, or leave out out= and call the function without the underscore."
-            )
-    local = call.local
-    if call.keep is not None:
-        dtype = reference.compute_dtype(local["residual"], local["branch"], local["z"])
-        local["branch"], local["branch_bias"] = call.drop(local["branch"], local["branch_bias"], dtype), None
-    op(*local.values())
 
 
 Rule = Callable[[Any, dict[str, Any]], Any]

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from addnorm.ops.sharding import find_mesh, localize, make_partial, place_rows, register, wrap
+from addnorm.ops.sharding import find_mesh, localize, place_rows, register, wrap_results
 from addnorm.ops.streams.schema import GRADIENTS, SCHEMAS
 
 # Arguments with a value for each token, in the order in which they decide the placement, and their dimensions after the tokens'.
@@ -24,7 +24,8 @@ _TAILS = {
     "streams": 2, "branch": 1, "dnew": 2, "dread": 1, "mix": 2, "inject": 1, "collapse": 1, "logits": 1, "stats": 1,
     "computed_collapse": 1, "dcollapse": 1, "dmix": 2, "dinject": 1,
 }  # fmt: skip
-_PARAMETERS = ("project", "weight", "bias", "scale", "base")  # whose gradients are sums over the rows
+# Places of the gradients that are sums over the rows: those of parameters.
+_SUMS = [*map(GRADIENTS.index, ("project", "weight", "bias", "scale", "base"))]
 
 
 def _has_rows(name: str, t: Tensor, rows: int) -> bool:
@@ -40,15 +41,7 @@ def _run(op: Any, a: dict[str, Any]) -> tuple[Tensor, ...]:
     deciding = [t for name in with_rows if isinstance(t := tensors[name], DTensor)]
     placed = place_rows(deciding, len(shape), mesh.ndim)
     localize(a, mesh, placed, with_rows)
-    results = []
-    for place, t in enumerate(op(*a.values())):
-        if t.dim() == 1 and t.numel() == 0:
-            results.append(t)  # a placeholder
-        elif "grad_mask" in a and GRADIENTS[place] in _PARAMETERS:
-            results.append(wrap(t, mesh, make_partial(placed), t.shape))
-        else:
-            results.append(wrap(t, mesh, placed, (*shape, *t.shape[len(shape) :])))
-    return tuple(results)
+    return wrap_results(op(*a.values()), mesh, placed, shape, _SUMS if "grad_mask" in a else ())
 
 
 register(dict.fromkeys(SCHEMAS, _run))
