@@ -54,10 +54,10 @@ def insert_fused_call(graph: fx.Graph, match: Match, current: dict[fx.Node, fx.N
     layout = empty_like(example_value(match.z[0]), "meta")
     order = dimension_order(layout)
     in_rows = order[-1:] == [len(order) - 1]  # else features are not adjacent in memory, and the call copies
+    call_order = order if in_rows else sorted(order)
     with graph.inserting_before(add):
         weight, bias = (node and _flatten(graph, node) for node in parameters)
-        if in_rows:
-            residual, branch = (_permute(graph, node, order) for node in (residual, branch))
+        residual, branch = (_permute(graph, node, call_order) for node in (residual, branch))
         call = graph.call_function(
             operation_of(match), (residual, branch, weight, bias),
             call_arguments(match) | ({"return_residual": True} if returns_residual else {}),
@@ -66,12 +66,11 @@ def insert_fused_call(graph: fx.Graph, match: Match, current: dict[fx.Node, fx.N
         y = z = call
         if returns_residual:
             y, z = (graph.call_function(operator.getitem, (call, k)) for k in range(2))
-        for node in (y, z):
-            node.meta["example_value"] = example_value(match.z[0]).permute(order if in_rows else sorted(order))
-        if in_rows:
-            y, z = _permute_back(graph, y, order), _permute_back(graph, z, order) if returns_residual else z
-        else:
-            z = _copy_in_order(graph, z, order) if returns_residual else z
+        y.meta["example_value"] = example_value(match.z[0]).permute(call_order)
+        y = _permute_back(graph, y, call_order)
+        if returns_residual:
+            z = _result(graph, z, match.z, call_order, sorted(order))
+        if not in_rows:
             layout = torch.empty_like(layout, memory_format=torch.contiguous_format)
         for view in match.views:
             for size in current[view].all_input_nodes[1:]:
@@ -80,7 +79,6 @@ def insert_fused_call(graph: fx.Graph, match: Match, current: dict[fx.Node, fx.N
         if not same_layout(layout, expected := empty_like(example_value(match.y[0]), "meta")):
             y = _copy_in_order(graph, y, dimension_order(expected))
     y.meta["example_value"] = example_value(match.y[0])
-    z.meta["example_value"] = example_value(match.z[0])
     _replace(match.y, y, current)
     if returns_residual:
         _replace(match.z, z, current)

@@ -98,8 +98,8 @@ def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple
             gate = torch.sigmoid(pre)
             results.append(part * (1.0, a.magnitude)[place] * gate * (1.0 - gate))
         else:
-            square = (x.unflatten(-1, (n, n)) for x in (pre, part))
-            results.append(_sinkhorn_backward(*square, a.iterations, a.gate_eps).flatten(-2))
+            matrix, square = (x.unflatten(-1, (n, n)) for x in (pre, part))
+            results.append(_sinkhorn_backward(matrix, square, a.iterations, a.gate_eps).flatten(-2))
     back = [gradient * alpha for gradient, alpha in zip(results, scale, strict=True)]
     return torch.cat(results, -1), torch.cat(back, -1)
 
