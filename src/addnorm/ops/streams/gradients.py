@@ -86,7 +86,7 @@ def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple
         moves = logits.unflatten(-1, (n, n + 2))
         slope = 1.0 - torch.tanh(moves).square()
         factors = [scale[0] * slope[..., 0], scale[1] * slope[..., 1]]
-        rest = (parts[2].unflatten(-1, (n, n)) * scale[0]).transpose(-1, -2) * slope[..., 2:]
+        rest = (parts[2].reshape(*tokens, n, n) * scale[0]).transpose(-1, -2) * slope[..., 2:]
         front = [part * factor for part, factor in zip(parts, factors, strict=False)]
         return torch.cat(parts, -1), torch.cat([torch.stack(front, -1), rest], -1)
     widths = [width for _, width in outer]
@@ -98,8 +98,9 @@ def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple
             gate = torch.sigmoid(pre)
             results.append(part * (1.0, a.magnitude)[place] * gate * (1.0 - gate))
         else:
-            matrix, square = (x.unflatten(-1, (n, n)) for x in (pre, part))
-            results.append(_sinkhorn_backward(matrix, square, a.iterations, a.gate_eps).flatten(-2))
+            # A batch of gradients (`is_grads_batched`) has no rule for unflatten.
+            matrix, square = (x.reshape(*tokens, n, n) for x in (pre, part))
+            results.append(_sinkhorn_backward(matrix, square, a.iterations, a.gate_eps).reshape(part.shape))
     back = [gradient * alpha for gradient, alpha in zip(results, scale, strict=True)]
     return torch.cat(results, -1), torch.cat(back, -1)
 
