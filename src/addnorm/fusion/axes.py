@@ -266,4 +266,4 @@ def _number_of(op: Op) -> float | None:
     if is_view(op) and "view" not in op.traits:
         return 1.0
     product = match_factor(op) if len(op.inputs) == 1 else None
-    return product[1].number if product is not None and product[1].kind == "constant" else None
+    return product.number if product is not None and product.kind == "constant" else None

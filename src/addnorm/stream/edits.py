@@ -19,8 +19,7 @@ from addnorm.ops.options import ADD_OPTIONS
 from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.observers import Editor, find_observable
-from addnorm.stream.dataflow.operators import FAMILY, bind_arguments
-from addnorm.stream.dataflow.writes import find_written
+from addnorm.stream.dataflow.operators import FAMILY, bind_arguments, find_written
 from addnorm.stream.find.sites import Site
 from addnorm.stream.find.sublayers import Sublayer, find_sublayers
 from addnorm.stream.program.result import ProgramSite

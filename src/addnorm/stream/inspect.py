@@ -38,7 +38,7 @@ from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import Flow
 from addnorm.stream.dataflow.observers import Editor
-from addnorm.stream.dataflow.simplification import simplify
+from addnorm.stream.dataflow.replay import simplify
 from addnorm.stream.dataflow.state import UNINITIALIZED, find_tensors
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules
 from addnorm.stream.find import naming

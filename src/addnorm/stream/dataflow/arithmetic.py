@@ -17,16 +17,18 @@ class Factor(NamedTuple):
     """Factor by which an operator multiplies a value.
 
     Attributes:
+        x: the value.
+        op: the operator that multiplies.
         kind: "constant", "learned", "noise" (dropout), "mask" (by token), "guard" (a clamp or the like).
         number: the constant; 1.0 for other kinds.
         value: the tensor that multiplies; None for a constant, or if there is no such tensor.
-        op: the operator that multiplies.
     """
 
-    kind: str
-    number: float
-    value: Value | None
+    x: Value
     op: Op
+    kind: str
+    number: float = 1.0
+    value: Value | None = None
 
 
 class Term(NamedTuple):
@@ -86,7 +88,7 @@ def strip_norm(value: Value) -> Value:
 
 def is_view(op: Op) -> bool:
     """Return whether an operator returns a view, a copy or a cast, or adds zero."""
-    return strip_views(op.outputs[0]) is not op.outputs[0]
+    return strip_views(op.out) is not op.out
 
 
 def list_views(value: Value) -> Iterator[Value]:
@@ -132,7 +134,7 @@ def list_carried(value: Value) -> list[Value]:
     if (moved := find_moved(op)) is not None:
         return [moved]
     product = match_factor(op)
-    return list_joined(op) or ([] if product is None else [product[0]])
+    return list_joined(op) or ([] if product is None else [product.x])
 
 
 def is_ancestor(value: Value, later: Value, without: Set[Op] = frozenset()) -> bool:
@@ -188,40 +190,40 @@ def find_summed_stack(op: Op) -> Op | None:
 # Factors.
 
 
-def match_factor(op: Op | None) -> tuple[Value, Factor] | None:
-    """Return the input that an operator multiplies and the factor; None for other operators."""
+def match_factor(op: Op | None) -> Factor | None:
+    """Return the factor by which an operator multiplies one of its inputs; None for other operators."""
     if op is None:
         return None
     args = op.args
     if op.name == "neg":
-        return args[0], Factor("constant", -1.0, None, op)
+        return Factor(args[0], op, "constant", -1.0)
     if op.name in ("mul", "div") and len(args) >= 2 and not op.kwargs.get("rounding_mode"):
         for at, other in ((0, 1), (1, 0)) if op.name == "mul" else ((0, 1),):
             number = get_number(args[other]) if isinstance(args[at], Value) else None
-            if number is not None and args[at].shape == op.outputs[0].shape:
+            if number is not None and args[at].shape == op.out.shape:
                 if op.name == "div":
                     number = 1.0 / number if number else math.inf
-                return (args[at], Factor("constant", number, None, op)) if math.isfinite(number) else None
+                return Factor(args[at], op, "constant", number) if math.isfinite(number) else None
         if op.name == "mul" and isinstance(args[0], Value) and isinstance(args[1], Value):
-            product = match_scale(args[0], args[1], op.outputs[0])
+            product = match_scale(args[0], args[1], op.out)
             if product is not None:
-                return product[0], Factor(_classify_scale(product[1]), 1.0, product[1], op)
+                return Factor(product[0], op, _classify_scale(product[1]), value=product[1])
     if "guard" in op.traits:
-        tensors = [v for v in op.inputs if v.kind and v.shape == op.outputs[0].shape and v.tensor.is_floating_point()]
+        tensors = [v for v in op.inputs if v.kind and v.shape == op.out.shape and v.tensor.is_floating_point()]
         if len(tensors) == 1:
-            return tensors[0], Factor("guard", 1.0, None, op)
+            return Factor(tensors[0], op, "guard")
     return _match_multiple(op)
 
 
-def _match_multiple(op: Op) -> tuple[Value, Factor] | None:
+def _match_multiple(op: Op) -> Factor | None:
     """Match a sum of constant multiples of one value as a product: x + 0.1 x is 1.1 x."""
     terms = match_terms(op)
-    if terms is None or any(term.scale is not None or term.value.shape != op.outputs[0].shape for term in terms):
+    if terms is None or any(term.scale is not None or term.value.shape != op.out.shape for term in terms):
         return None
     first, second = (dict(trace_constants(term.value, term.factor)) for term in terms)
     x = next((value for value in first if value in second), None)
     number = 0.0 if x is None else first[x] + second[x]
-    return None if x is None or number == 0.0 else (x, Factor("constant", number, None, op))
+    return None if x is None or number == 0.0 else Factor(x, op, "constant", number)
 
 
 def trace_constants(value: Value, number: float) -> Iterator[tuple[Value, float]]:
@@ -231,8 +233,8 @@ def trace_constants(value: Value, number: float) -> Iterator[tuple[Value, float]
         product = match_factor(value.op) if value.norm is None else None
         if "copy" in value.traits and value.inputs and value.inputs[0].shape == value.shape:
             value = value.inputs[0]
-        elif product is not None and product[1].kind == "constant":
-            value, number = product[0], number * product[1].number
+        elif product is not None and product.kind == "constant":
+            value, number = product.x, number * product.number
         else:
             return
 
@@ -251,11 +253,11 @@ def is_scale(scale: Value, value: Value) -> bool:
     A token mask has one number per token, constant or computed from the model's inputs without parameters. A gate, which
     depends on parameters and inputs, is no scale.
     """
-    if scale.kind & NOISE and not scale.kind & DATA:
+    if scale.kind & NOISE and not scale.has_data:
         return True
     if not value.shape or not torch.is_floating_point(value.tensor):
         return False
-    if scale.kind & DATA:  # a token mask depends on the inputs only; a gate depends on parameters too
+    if scale.has_data:  # a token mask depends on the inputs only; a gate depends on parameters too
         is_shared = len(scale.shape) == len(value.shape) > 2 and scale.shape[1] == 1 < value.shape[1]  # by the channels
         return not scale.kind & PARAMETER and (is_shared or scale.shape[-1:] in ((), (1,)))
     if not scale.kind and scale.shape[-1:] == (1,):  # a constant for each token
@@ -270,7 +272,7 @@ def _classify_scale(scale: Value) -> str:
     if scale.kind & NOISE:
         return "noise"
     is_constant_mask = not scale.kind and scale.tensor.numel() > 1 and scale.shape[-1:] == (1,)
-    return "mask" if scale.kind & DATA or is_constant_mask else "learned"
+    return "mask" if scale.has_data or is_constant_mask else "learned"
 
 
 def get_noise_mean(noise: Value) -> float | None:
@@ -282,11 +284,11 @@ def get_noise_mean(noise: Value) -> float | None:
             return None
         if op.name == "noise":
             return number
-        passed = match_factor(op)
-        if passed is None or passed[1].kind != "constant":
+        product = match_factor(op)
+        if product is None or product.kind != "constant":
             p = _get_probability(op)
             return None if p is None else number * p
-        value, number = passed[0], number * passed[1].number
+        value, number = product.x, number * product.number
     return None
 
 

@@ -30,7 +30,14 @@ from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, exclusive, f
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, EDIT, NOISE, PARAMETER, UNCOUNTED, Flow, Op, Value
 from addnorm.stream.dataflow.memory import Memory, disable_modes, is_in_memory
 from addnorm.stream.dataflow.observers import Editor
-from addnorm.stream.dataflow.operators import find_traits, operator_name
+from addnorm.stream.dataflow.operators import (
+    find_first,
+    find_traits,
+    find_written,
+    list_outputs,
+    operator_name,
+    running_statistics,
+)
 from addnorm.stream.dataflow.snapshot import preserve_state
 from addnorm.stream.dataflow.state import find_tensors
 from addnorm.stream.dataflow.wrappers import (
@@ -43,7 +50,6 @@ from addnorm.stream.dataflow.wrappers import (
     is_wrapper,
     runs_in_fsdp,
 )
-from addnorm.stream.dataflow.writes import find_first, find_written, list_outputs, running_statistics
 
 SMALL = 1 << 16  # largest number of elements of a parameter that is copied when it is used
 OTHER_SEED = 0x5EED  # seed of a second run
@@ -56,6 +62,11 @@ class FlowCapture(InnerOperatorMode):
         model: the model.
         contents: whether tensors have contents; False on the meta device.
         editors: editors that change outputs of operators in this run as they do in later forwards.
+
+    Attributes:
+        flow: the data flow.
+        frames: the calls of the model's modules.
+        value: function that returns the current `Value` of a tensor.
     """
 
     def __init__(self, model: nn.Module, contents: bool = True, editors: Sequence[Editor] = ()) -> None:
@@ -63,6 +74,7 @@ class FlowCapture(InnerOperatorMode):
         self.flow = Flow()
         self.frames = Frames(model)
         self._memory = Memory(self.add_leaf, self._add_write, contents)
+        self.value = self._memory.value
         self._contents = contents
         self._editors = editors
         self._edits: list[Callable[[], None]] = []  # changes to make before the next operator, after a collective
@@ -119,7 +131,7 @@ class FlowCapture(InnerOperatorMode):
 
     def _result_value(self, tensor: Tensor) -> Value | None:
         inner = inner_tensors(tensor)
-        return self._memory.value(inner[0]) if inner else None
+        return self.value(inner[0]) if inner else None
 
     def _replace_freed(self) -> None:
         """Replace tensors whose memory was freed during the run: small parameters by their copies, others by NaN."""
@@ -149,10 +161,10 @@ class FlowCapture(InnerOperatorMode):
             return func(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         in_fsdp = self._has_fsdp and runs_in_fsdp()
-        known = (self._memory.value(x) for x in leaves if isinstance(x, Tensor) and x in self._memory)
-        if in_fsdp and not any(value.kind & DATA for value in known):
+        known = (self.value(x) for x in leaves if isinstance(x, Tensor) and x in self._memory)
+        if in_fsdp and not any(value.has_data for value in known):
             return func(*args, **kwargs)
-        values = [self._memory.value(x) if isinstance(x, Tensor) else x for x in leaves]
+        values = [self.value(x) if isinstance(x, Tensor) else x for x in leaves]
         values_args, values_kwargs = pytree.tree_unflatten(values, structure)
         for x in leaves:
             if isinstance(x, torch.Generator):
@@ -161,7 +173,7 @@ class FlowCapture(InnerOperatorMode):
         for tensor in (*written, *running_statistics(func, args)):
             self._memory.save(tensor)
         for value in values:
-            if isinstance(value, Value) and not value.kind & (DATA | NOISE) and value not in self._small:
+            if isinstance(value, Value) and value.is_fixed and value not in self._small:
                 self._copy_small(value)
         out = func(*args, **kwargs)
         inputs = _find_dependencies(name, func, values_args, values_kwargs)
@@ -195,7 +207,7 @@ class FlowCapture(InnerOperatorMode):
         if out is NotImplemented or len(self.flow.ops) > before or not new or frame is None:
             return out
         # The wrapper's class hides its operators.
-        inputs = [self._memory.value(t) for t in find_tensors_of((args, kwargs))]
+        inputs = [self.value(t) for t in find_tensors_of((args, kwargs))]
         op = Op(
             before, f"hidden::{operator_name(func)}", func, tuple(inputs), {}, inputs, frame, UNCOUNTED, find_line()
         )
@@ -212,7 +224,7 @@ class FlowCapture(InnerOperatorMode):
 
     def _add(self, op: Op, outputs: Sequence[tuple[int | str, Tensor]], kind: int, bind: bool = True) -> None:
         """Add an operator and its outputs to the flow."""
-        for value in op.inputs:
+        for value in dict.fromkeys(op.inputs):
             kind |= value.kind
             value.users.append(op)
         self.flow.ops.append(op)
@@ -225,7 +237,7 @@ class FlowCapture(InnerOperatorMode):
     def _add_steps(self, op: Op, steps: Sequence[fused_ops.Step]) -> None:
         """Add the primitive operators of a fused operator to the flow."""
         for step in steps:
-            args, kwargs = pytree.tree_map_only(Tensor, self._memory.value, (step.args, dict(step.kwargs)))
+            args, kwargs = pytree.tree_map_only(Tensor, self.value, (step.args, dict(step.kwargs)))
             inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Value)]
             index = len(self.flow.ops)
             new = Op(index, step.name, step.func, args, kwargs, inputs, op.frame, op.ordinal, op.line, op.name)
@@ -243,7 +255,7 @@ class FlowCapture(InnerOperatorMode):
             return False
         self._add_steps(op, found.steps)
         for k, tensor in found.results.items():
-            value = self._memory.value(tensor)
+            value = self.value(tensor)
             value.tensor = outputs[k]
             self._memory.bind(outputs[k], value)
         op.index = len(self.flow.ops)
@@ -253,7 +265,7 @@ class FlowCapture(InnerOperatorMode):
 
     def _add_edit(self, editor: Editor, op: Op, out: Tensor) -> None:
         """Change an output of an operator, and add the change to the flow."""
-        before = self._memory.value(out)
+        before = self.value(out)
         self._memory.save(out)
         with disable_modes():
             editor.change_output(out)
@@ -263,11 +275,7 @@ class FlowCapture(InnerOperatorMode):
 
     def _get_old(self, tensor: Tensor) -> Tensor:
         """Return the contents of a tensor before the operator that has just run."""
-        return self._memory.value(tensor).tensor
-
-    def value(self, tensor: Tensor) -> Value:
-        """Return the current `Value` of a tensor."""
-        return self._memory.value(tensor)
+        return self.value(tensor).tensor
 
     def add_leaf(self, tensor: Tensor, kind: int | None = None, part: int = -1) -> Value:
         """Add a tensor that existed before the run to the flow, and return its `Value`."""
@@ -286,8 +294,8 @@ class FlowCapture(InnerOperatorMode):
         """Return the name of a parameter that FSDP has gathered for this call; an empty string for other tensors."""
         for frame in self.frames.current.chain() if self.frames.current is not None else ():
             module = self._modules.get(frame.path)
-            tables = (module._parameters, vars(module)) if module is not None else ()
-            for name, other in (item for table in tables for item in table.items()):
+            own = {} if module is None else {**module._parameters, **vars(module)}
+            for name, other in own.items():
                 if isinstance(other, Tensor) and id(other) not in self._attributes and _has_inner(other, tensor):
                     return f"{frame.path}.{name}".removeprefix(".")
         named = self.frames.model.named_parameters(remove_duplicate=False)
@@ -298,7 +306,7 @@ class FlowCapture(InnerOperatorMode):
         index, arguments, frame = len(self.flow.ops), (*inputs, *layout), writer.frame
         op = Op(index, name, writer.func, arguments, {}, inputs, frame, writer.ordinal, writer.line, writer.origin)
         self._add(op, [("memory", tensor)], CONSTANT, bind=False)
-        return op.outputs[0]
+        return op.out
 
 
 def _has_inner(wrapper: Tensor, tensor: Tensor) -> bool:

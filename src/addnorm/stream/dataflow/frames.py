@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode
 
 from addnorm._util.torch_internals import TORCH_FOLDER
 from addnorm.stream.dataflow.graph import Frame
@@ -88,15 +87,11 @@ class Frames:
             self.current = self._stack.pop()
 
 
-class WithoutFastPath(TorchFunctionMode):
+class WithoutFastPath(BaseTorchFunctionMode):
     """Context in which torch's encoder layers run operator by operator in this thread, as under any function mode.
 
     `torch.backends.mha.set_fastpath_enabled` would change what other threads compute.
     """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function without a change."""
-        return func(*args, **(kwargs or {}))
 
 
 @share_context

@@ -71,7 +71,7 @@ class Value:
         kind: what the value depends on, as bits PARAMETER, DATA and NOISE; CONSTANT if it depends on none of these.
         index: index of the operator; -1 for values from before the run.
         name: name of the parameter or buffer; empty for other values.
-        users: the operators that read the value.
+        users: the operators that read the value, each once.
         norm: the `Norm` whose output the value is, set by `find_norms`; None for other values.
         shape: the shape, which remains when the tensor is released.
     """
@@ -95,6 +95,21 @@ class Value:
     def exact(self) -> Tensor:
         """The contents in float64, for arithmetic with negligible round-off."""
         return self.tensor.detach().double()
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the value depends on the inputs of the model."""
+        return bool(self.kind & DATA)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the value depends on parameters, but not on the inputs of the model."""
+        return self.kind & (PARAMETER | DATA) == PARAMETER
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the value depends neither on the inputs of the model nor on random numbers."""
+        return not self.kind & (DATA | NOISE)
 
     @property
     def inputs(self) -> list[Value]:
@@ -159,6 +174,11 @@ class Op:
     def address(self) -> Address:
         """The address that identifies the operator in another run."""
         return self.frame.path, self.frame.call, FAMILY if self.origin.startswith(FAMILY) else self.origin, self.ordinal
+
+    @property
+    def out(self) -> Value:
+        """The first output."""
+        return self.outputs[0]
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the argument that the operator's schema calls `name`, or the schema's default, or else `default`."""

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import BaseTorchDispatchMode, _get_current_dispatch_mode_stack
 
 from addnorm._util.torch_internals import has_dispatch_mode, hook_this_thread
 from addnorm.stream.dataflow import fused_ops, registered_ops
@@ -28,7 +28,7 @@ from addnorm.stream.dataflow.arithmetic import list_views
 from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, exclusive, force_eager
 from addnorm.stream.dataflow.graph import UNCOUNTED, Address, Frame, Op, Value
 from addnorm.stream.dataflow.memory import disable_modes
-from addnorm.stream.dataflow.operators import FAMILY, operator_name
+from addnorm.stream.dataflow.operators import FAMILY, find_first, find_written, list_outputs, operator_name
 from addnorm.stream.dataflow.state import share_context
 from addnorm.stream.dataflow.wrappers import (
     InnerOperatorMode,
@@ -37,7 +37,6 @@ from addnorm.stream.dataflow.wrappers import (
     has_wrappers,
     runs_in_fsdp,
 )
-from addnorm.stream.dataflow.writes import find_first, find_written, list_outputs
 
 COLLECTIVE, WAIT = "_c10d_functional::", "_c10d_functional::wait_tensor"
 Observer = Callable[[Tensor], None]  # called with the output of an operator right after the operator ran
@@ -349,16 +348,11 @@ class _AsObserved(AbstractContextManager[None]):
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(lambda module, args: None).remove)
             stack.enter_context(self._context)
-            stack.enter_context(_Unchanged())  # type: ignore[no-untyped-call]  # torch does not type it
+            stack.enter_context(BaseTorchDispatchMode())
             self._stack = stack.pop_all()
 
     def __exit__(self, *error: Any) -> bool | None:
         return self._stack.__exit__(*error)
-
-
-class _Unchanged(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 def _finish(mode: ObserverMode, end: Callable[[ObserverMode], None]) -> None:
@@ -377,6 +371,6 @@ def find_observable(value: Value) -> Value:
     while value.op is not None and value.op.ordinal == UNCOUNTED and value.op.inputs:
         value = value.op.inputs[0]
     if value.op is not None and value.op.name.startswith(COLLECTIVE) and value.op.name != WAIT:
-        waits = (op.outputs[0] for view in list_views(value) for op in view.users if op.name == WAIT)
+        waits = (op.out for view in list_views(value) for op in view.users if op.name == WAIT)
         value = next(waits, value)
     return value

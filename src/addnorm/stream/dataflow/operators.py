@@ -13,8 +13,15 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from addnorm.stream.dataflow.wrappers import find_tensors_of
+
 # Name of all operators of this library in an address: calls in place, with out= or with a backward run different operators.
 FAMILY = "addnorm::"
+
+UNWRITTEN = {"monitored_barrier_"}  # operators of c10d that write nothing
 
 # view: the output has the numbers of the first input in another shape, memory or dtype: copy (same shape), reshape and squeeze
 #     (same order of the numbers), expand (repeated along dimensions), swap (two dimensions)
@@ -121,8 +128,8 @@ def operator_name(func: Any) -> str:
     namespace, _, name = func._schema.name.partition("::")
     if namespace != "aten":
         return f"{namespace}::{name}"
-    bare: str = name if name.startswith("_") and not name.endswith("_") else name.rstrip("_")
-    return f"{bare}_" if name in ("bernoulli_", "normal_") else bare
+    kept: str = name if name in ("bernoulli_", "normal_") else name.rstrip("_")
+    return kept
 
 
 def bind_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,3 +138,35 @@ def bind_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     declared = schema.arguments if schema is not None else ()
     defaults = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
     return {**defaults, **{argument.name: value for argument, value in zip(declared, args, strict=False)}, **kwargs}
+
+
+def find_written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors that an operator writes in place, by its schema."""
+    namespace, _, name = func._schema.name.partition("::")
+    if namespace == "c10d" and name.endswith("_") and name not in UNWRITTEN:  # its schema does not declare it
+        return [t for t in pytree.tree_leaves(args[0]) if isinstance(t, Tensor)]
+    if not func._schema.is_mutable:
+        return []
+    bound = bind_arguments(func, args, kwargs)
+    names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [t for name in names for t in pytree.tree_leaves(bound.get(name)) if isinstance(t, Tensor)]
+
+
+def list_outputs(func: Any, out: Any, written: Sequence[Tensor]) -> list[Tensor]:
+    """Return the new outputs of an operator, and then the tensors `written`, which the operator writes in place."""
+    if not written:
+        return find_tensors_of(out)
+    returns = func._schema.returns
+    outs = out if len(returns) > 1 else (out,)
+    new = [t for t, declared in zip(outs, returns, strict=False) if declared.alias_info is None]
+    return [*(t for t in new if isinstance(t, Tensor)), *written]
+
+
+def find_first(out: Any) -> Tensor | None:
+    """Return the first output of an operator that has floating-point numbers; None for one that writes in place only."""
+    return next((t for t in find_tensors_of(out) if t.is_floating_point()), None)
+
+
+def running_statistics(func: Any, args: Any) -> list[Tensor]:
+    """Return the running statistics that a batch norm writes undeclared by its schema; [] for other operators."""
+    return [x for x in args[3:5] if isinstance(x, Tensor)] if "running" in find_traits(operator_name(func)) else []

@@ -1,8 +1,11 @@
-"""Operators of a run, computed again on other inputs: numbers, or labels that show where each element goes."""
+"""Operators of a run, computed again on other inputs: numbers, or labels that show where each element goes.
+
+`simplify` removes values that are equal to earlier ones, so that the graph shows what is computed, and nothing else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -10,14 +13,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.arithmetic import has_numbers, is_view, match_factor
-from addnorm.stream.dataflow.graph import Op, Value, walk
+from addnorm.stream.dataflow.graph import Flow, Op, Value, walk
 
 FILLS = ("self", "other", "value")  # arguments that, as numbers, fill elements of the output
 
 
 def replay_op(op: Op, value: Tensor) -> Tensor:
     """Apply a captured view, cast or factor to another input: float64 numbers, or labels that show where elements move."""
-    out = op.outputs[0]
+    out = op.out
     if op.name == "alias" and len(op.args) > 1 and out.part == "memory":  # the same memory with permuted dimensions
         stride, shape, strides = op.args[1:]
         same = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
@@ -29,12 +32,11 @@ def replay_op(op: Op, value: Tensor) -> Tensor:
         return result
     if is_view(op):  # x + 0
         return value
-    passed = match_factor(op)
-    assert passed is not None
-    source, factor = passed
+    factor = match_factor(op)
+    assert factor is not None
     if factor.kind == "guard":
         others = {v: v.tensor.double() if v.tensor.is_floating_point() else v.tensor for v in op.inputs}
-        return run_op(op, {**others, source: value})[0]
+        return run_op(op, {**others, factor.x: value})[0]
     return value * (factor.number if factor.value is None else factor.value.exact)
 
 
@@ -49,8 +51,10 @@ def run_op(op: Op, values: Mapping[Value, Tensor], fill: float | None = None) ->
     Raises:
         Exception: the operator cannot be computed again with these inputs.
     """
+    if op.name == "write_into":
+        return [_write(op, values)]
     if "view" in op.traits:
-        if not op.outputs[0].tensor.is_floating_point():
+        if not op.out.tensor.is_floating_point():
             raise NotImplementedError  # a cast that loses numbers
         return [replay_op(op, values[op.inputs[0]])]
 
@@ -78,8 +82,6 @@ def move_labels(op: Op, labels: Mapping[Value, Tensor]) -> list[Tensor]:
         Exception: the operator cannot be computed again.
     """
     values = {value: labels[value] if value in labels else _fill_zeros(value) for value in op.inputs}
-    if op.name == "write_into":
-        return [_write([*values.values()], op.args[-1], op.inputs[0].tensor.element_size())]
     return [replay_op(op, values[op.inputs[0]])] if is_view(op) else run_op(op, values, fill=0.0)
 
 
@@ -88,19 +90,14 @@ def _fill_zeros(value: Value) -> Tensor:
     return torch.zeros(value.shape, dtype=torch.float64) if has_numbers(value) else value.tensor.detach().cpu()
 
 
-def _write(inputs: Sequence[Tensor], places: Sequence[Any], size: int) -> Tensor:
-    """Return the labels of a tensor after writes to parts of its memory.
-
-    Args:
-        inputs: the labels of the written tensors.
-        places: (first byte, (shape, strides)) of each input and of the returned tensor.
-        size: bytes of an element.
-    """
-    places = [(shape, stride, start // size) for start, (shape, stride) in places]
+def _write(op: Op, values: Mapping[Value, Tensor]) -> Tensor:
+    """Return the labels or numbers of a tensor after writes to parts of its memory (`Memory`)."""
+    size = op.inputs[0].tensor.element_size()
+    places = [(shape, stride, start // size) for start, (shape, stride) in op.args[-1]]
     ends = [start + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) for shape, stride, start in places]
     memory = torch.zeros(max(ends) + 1, dtype=torch.float64)
-    for labels, (shape, stride, start) in zip(inputs, places, strict=False):
-        memory.as_strided(shape, stride, start).copy_(labels.reshape(shape))
+    for value, (shape, stride, start) in zip(op.inputs, places, strict=False):
+        memory.as_strided(shape, stride, start).copy_(values[value].reshape(shape))
     return memory.as_strided(*places[-1])
 
 
@@ -151,11 +148,87 @@ def _repeat(op: Op, values: Mapping[Value, Tensor]) -> list[Tensor]:
         tensor = values.get(value, value.tensor).detach()
         return tensor.double() if is_step and tensor.is_floating_point() else tensor.clone() if writes else tensor
 
-    out = op.outputs[0]
+    out = op.out
     if op.name == "write_into":
-        return [_write([get(value).double() for value in op.inputs], op.args[-1], op.inputs[0].tensor.element_size())]
+        return [_write(op, {value: get(value) for value in op.inputs})]
     if out.part == "memory" or "reshape" in op.traits:
         return [replay_op(op, get(op.inputs[0]))]
     args, kwargs = pytree.tree_map_only(Value, get, (op.args, op.kwargs))
     result: Any = op.func(*args, **kwargs)
     return [*result] if isinstance(result, tuple | list) else [result]
+
+
+# Removal of equal values.
+
+
+def simplify(flow: Flow) -> None:
+    """Remove unused copies and values that are equal to earlier ones from a run.
+
+        cat(x[:, :2], x[:, 2:])      is x             cat(a, b)[:, :n]    is a, which has n tokens
+        cat(a, b), cat(a, b)         are one value    stack(a, b)[0]      is a
+
+    So streams that a model cuts and joins in each layer (reversible layers, memories, two halves of the features) have the same
+    graph as those of a model that does not. Each number gets a label, and cuts and joins are run again on the labels: values of
+    one shape and dtype with the same labels are equal.
+    """
+    _remove_saved_copies(flow)
+    _remove_redundant_moves(flow)
+
+
+def _remove_saved_copies(flow: Flow) -> None:
+    """Remove unused `detach` operators from `Value.users`. Autograd runs them when it saves values for the backward."""
+    returned = flow.list_results()
+    for op in flow.ops:
+        if op.name == "detach" and not any(out.users or out in returned for out in op.outputs):
+            for value in op.inputs:
+                value.users.remove(op)
+
+
+def _remove_redundant_moves(flow: Flow) -> None:
+    """Replace values that are equal to earlier ones by construction, in all operators and in the result."""
+    labels: dict[Value, Tensor] = {}
+    alike: dict[Hashable, list[Value]] = {}
+    same: dict[Value, Value] = {}
+    count = 0
+
+    def find_first(value: Value, own: Tensor) -> Value:
+        labels[value] = own
+        others = alike.setdefault((value.shape, value.tensor.dtype, int(own.min()), int(own.max())), [])
+        others.append(value)
+        return next(other for other in others if torch.equal(labels[other], own))
+
+    for op in flow.ops:
+        if "exact" not in op.traits or not op.out.has_data:
+            continue
+        sources = {value: _strip_copies(value) for value in op.inputs}
+        for source in sources.values():
+            if source not in labels and (size := source.tensor.numel()):
+                find_first(source, torch.arange(count, count + size, dtype=torch.float64).reshape(source.shape))
+                count += size
+        if not labels.keys() >= {*sources.values()}:
+            continue
+        moved = run_op(op, {value: labels[source] for value, source in sources.items()})
+        for value, own in zip(op.outputs, moved, strict=True):
+            if own.numel() and (equal := find_first(value, own)) is not value:
+                same[value] = equal
+                _replace(value, equal)
+    if same:
+        flow.result = pytree.tree_map_only(Value, lambda value: same.get(value, value), flow.result)
+
+
+def _replace(value: Value, equal: Value) -> None:
+    """Replace `value` by `equal` in all operators that read the value."""
+    users, value.users = value.users, []
+    for op in users:
+        op.inputs = [equal if v is value else v for v in op.inputs]
+        op.args, op.kwargs = pytree.tree_map_only(Value, lambda v: equal if v is value else v, (op.args, op.kwargs))
+    equal.users = [*dict.fromkeys([*equal.users, *users])]
+
+
+def _strip_copies(value: Value) -> Value:
+    while value.op is not None and "copy" in value.op.traits and len(value.op.args) == 1 and value.op.name != "_conj":
+        before = value.op.inputs[0]
+        if before.shape != value.shape or before.tensor.dtype != value.tensor.dtype:
+            break
+        value = before
+    return value

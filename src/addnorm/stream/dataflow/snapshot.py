@@ -21,7 +21,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_versions
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm._util.torch_internals import WithoutSubclasses
 from addnorm.stream.dataflow.holders import (
@@ -43,9 +44,15 @@ from addnorm.stream.dataflow.holders import (
     save_reachable,
 )
 from addnorm.stream.dataflow.memory import disable_modes, is_in_memory, is_leaf, is_strided, place_of, storage_key
+from addnorm.stream.dataflow.operators import find_written, running_statistics
 from addnorm.stream.dataflow.state import fork_rng
-from addnorm.stream.dataflow.wrappers import is_wrapper, preserve_shards
-from addnorm.stream.dataflow.writes import UndoLog
+from addnorm.stream.dataflow.wrappers import (
+    find_fsdp_modules,
+    find_tensors_of,
+    is_wrapper,
+    preserve_shards,
+    runs_in_fsdp,
+)
 
 MAX_COPY = 1 << 24  # bytes of a tensor that is copied in advance
 Namespace = dict[str, Any]
@@ -64,7 +71,7 @@ def preserve_state(model: nn.Module, arguments: Any = ()) -> Iterator[StateSnaps
     with _fork_rng_of(model):
         snapshot = StateSnapshot(model, arguments, contents=False)
         undo = UndoLog(model, snapshot.storages)
-        with snapshot.restored(fork=False), undo.restored(), preserve_shards(model), undo:
+        with snapshot.restored(), undo.restored(), preserve_shards(model), undo:
             yield snapshot
 
 
@@ -113,12 +120,9 @@ class StateSnapshot:
         self._globals = GlobalValues(namespaces, seen)
 
     @contextmanager
-    def restored(self, fork: bool = True) -> Iterator[None]:
-        """Restore the state after the block. With `fork` the global random generators are restored too."""
-        with ExitStack() as stack:
-            if fork:
-                stack.enter_context(_fork_rng_of(self.model))
-            stack.enter_context(preserve_versions(self._versioned))
+    def restored(self) -> Iterator[None]:
+        """Restore the state and the global random generators after the block."""
+        with _fork_rng_of(self.model), preserve_versions(self._versioned):
             try:
                 yield
             finally:
@@ -254,3 +258,46 @@ def _find_changes(space: Namespace, before: Mapping[str, tuple[Any, Any]]) -> It
         is_new = value is not old and not (type(value) in ATOMS and is_same(value, old))
         if is_new or not all(is_same(kind.save(item), content) for kind, item, content in saved):
             yield name
+
+
+class UndoLog(TorchDispatchMode):
+    """Dispatch mode that copies memory before an operator writes to it for the first time.
+
+    Args:
+        model: the model that runs. Writes of FSDP itself are not undone.
+        storages: keys of the memory to restore (`storage_key`). Other memory keeps what the run writes.
+    """
+
+    def __init__(self, model: nn.Module, storages: Container[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self._storages = storages
+        self._has_fsdp = bool(find_fsdp_modules(model))
+        self._copies: dict[int, tuple[Any, Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Copy the memory that an operator writes, and run the operator."""
+        kwargs = kwargs or {}
+        written = (*find_written(func, args, kwargs), *running_statistics(func, args))
+        if written and not (self._has_fsdp and runs_in_fsdp()):
+            with disable_modes(), torch.no_grad():
+                for tensor in find_tensors_of(written):
+                    self._save(tensor)
+        return func(*args, **kwargs)
+
+    def _save(self, tensor: Tensor) -> None:
+        key = storage_key(tensor)
+        if key in self._storages and key not in self._copies:
+            memory = tensor.untyped_storage() if tensor.layout == torch.strided else tensor
+            self._copies[key] = memory, memory.clone()
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore the copied memory after the block."""
+        try:
+            yield
+        finally:
+            with disable_modes(), torch.no_grad():
+                for memory, copy in self._copies.values():
+                    if isinstance(memory, torch.UntypedStorage) and memory.nbytes() != copy.nbytes():
+                        memory.resize_(copy.nbytes())
+                    memory.copy_(copy)

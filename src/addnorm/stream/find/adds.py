@@ -26,7 +26,7 @@ from addnorm.stream.dataflow.arithmetic import (
     strip_norm,
     strip_views,
 )
-from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value, find_ops_between
+from addnorm.stream.dataflow.graph import Flow, Op, Value, find_ops_between
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.paths import (
     Path,
@@ -131,9 +131,9 @@ def find_adds(flow: Flow, norms: list[Norm]) -> list[Add]:
     adds: Adds = {}
     for op in flow.ops:
         terms = weighted[op] if op in weighted else None if op in inner or match_factor(op) else match_terms(op)
-        if terms is None or len(op.outputs[0].shape) < 2 or not op.outputs[0].tensor.is_floating_point():
+        if terms is None or len(op.out.shape) < 2 or not op.out.tensor.is_floating_point():
             continue
-        pairs = [(p, q) for p, q in (terms, terms[::-1]) if p.value.shape == op.outputs[0].shape]
+        pairs = [(p, q) for p, q in (terms, terms[::-1]) if p.value.shape == op.out.shape]
         matches = (match(op, p, q, adds) for match in MATCHERS for p, q in pairs)
         add = next((add for add in matches if add is not None), None)
         if add is not None:
@@ -157,7 +157,7 @@ def _match_again(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
     if total is None:
         return None
     inner.is_partial = True
-    return Add(inner.x, op.outputs[0], total, _extend(inner, state))
+    return Add(inner.x, op.out, total, _extend(inner, state))
 
 
 def _match_regular(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
@@ -168,8 +168,8 @@ def _match_regular(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
         return None  # x + x has no write
     later = _find_state(q, adds)
     if later is not None and _continues_from(later.source, residual.source, adds):
-        return Add(later.source, op.outputs[0], later, [Write(trace_origin(p), "skip")])
-    return Add(residual.source, op.outputs[0], residual, [Write(trace_origin(q))])
+        return Add(later.source, op.out, later, [Write(trace_origin(p), "skip")])
+    return Add(residual.source, op.out, residual, [Write(trace_origin(q))])
 
 
 def _match_shifted(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
@@ -179,7 +179,7 @@ def _match_shifted(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
         residual = _find_residual(x, q) if _is_bias(bias.value, path.source) else None
         if residual is not None:
             writes = [Write(trace_origin(q)), Write(join_paths(trace_origin(bias), path), "bias")]
-            return Add(residual.source, op.outputs[0], join_paths(residual, path), writes)
+            return Add(residual.source, op.out, join_paths(residual, path), writes)
     return None
 
 
@@ -190,12 +190,12 @@ def _match_beside(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
     whole = strip_views(norm.x) if norm is not None else _find_whole(residual.source)
     if residual.source in (whole, write.source) or not is_ancestor(whole, write.source):
         return None
-    return Add(residual.source, op.outputs[0], residual, [Write(write)], branch_input=whole, is_cut=norm is None)
+    return Add(residual.source, op.out, residual, [Write(write)], branch_input=whole, is_cut=norm is None)
 
 
 def _match_continued(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
     """Match (x + f(x)) + g(x) with parallel sublayers, (x + f(x)) + bias, or a state plus an injection."""
-    state, path, out = _find_state(p, adds), trace_origin(q), op.outputs[0]
+    state, path, out = _find_state(p, adds), trace_origin(q), op.out
     if state is None:
         part = trace_origin(p)
         if "cut" in part.source.traits and _find_moved_state(part.source, adds):
@@ -203,7 +203,7 @@ def _match_continued(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
         return None
     if (partial := adds.get(state.source)) is not None:
         residual, writes = join_paths(partial.residual_path, state), _extend(partial, state)
-        if is_ancestor(partial.x, q.value) and len({*state.source.users}) == 1:
+        if is_ancestor(partial.x, q.value) and len(state.source.users) == 1:
             partial.is_partial = True
             is_single = [write.role for write in writes] == ["branch"]
             later = _find_state(partial.writes[0].path.terms[0], adds) if is_single else None
@@ -235,13 +235,13 @@ def _find_residual(p: Term, q: Term) -> Path | None:
 
 def _is_bias(value: Value, like: Value) -> bool:
     """Return whether `value` is a parameter or a constant with at most one number for each feature of `like`."""
-    return not value.kind & (DATA | NOISE) and value.tensor.numel() <= like.shape[-1]
+    return value.is_fixed and value.tensor.numel() <= like.shape[-1]
 
 
 def _is_only_used_by(op: Op, path: Path) -> bool:
     """Return whether the values on `path` have no other use than to compute an operand of `op`."""
-    values = [path.source, *(step.outputs[0] for step in path.ops)]
-    return all(len({*value.users}) == 1 for value in values) and {*values[0 if not path.ops else 1].users} == {op}
+    values = [*(step.out for step in path.ops), path.source]
+    return all(len(value.users) == 1 for value in values) and values[0].users == [op]
 
 
 # States of a stream.
@@ -273,7 +273,7 @@ def _find_root(value: Value) -> Value:
         if value.norm is not None:
             return value
         if product is not None:
-            value = product[0]
+            value = product.x
         elif terms is not None and len({trace_origin(term).source for term in terms}) == 1:
             value = trace_origin(terms[0]).source
         else:
@@ -316,8 +316,8 @@ def _link_previous(add: Add, adds: Adds) -> None:
             value = source.norm.x
         elif (part := _find_token_source(source, adds, reasons)) is not None:
             add.changes_tokens, value = True, part
-        elif (product := match_factor(source.op)) is not None:
-            value, factor = product
+        elif (factor := match_factor(source.op)) is not None:
+            value = factor.x
             (add.early_factors if add.norms else add.late_factors).append(factor)
         elif source is not (root := _find_root(source)):
             reasons.append(MULTIPLES)

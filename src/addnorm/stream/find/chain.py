@@ -224,7 +224,7 @@ def _is_statistic(value: Value, results: set[Value]) -> bool:
 
     def follow(v: Value) -> list[Value]:
         nonlocal reduced
-        ends = [user for user in v.users if "reduction" in user.traits and _lacks_features(user.outputs[0], v)]
+        ends = [user for user in v.users if "reduction" in user.traits and _lacks_features(user.out, v)]
         reduced |= bool(ends)
         return [out for user in v.users if user not in ends for out in user.outputs]
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.dataflow.arithmetic import is_move, match_factor, strip_views
-from addnorm.stream.dataflow.graph import DATA, NOISE, Op, Value
+from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.find.functions import Dominators, Function, is_pointwise
 from addnorm.stream.find.norm import EpsRole, Kind, Norm, add_eps, centre
 
@@ -74,7 +74,7 @@ class NormFinder:
 
         If the operator alone is a norm, such as torch's layer_norm, that norm is passed as `fused` and returned.
         """
-        x, y = self._dominators.add(op), op.outputs[0] if op.outputs else None
+        x, y = self._dominators.add(op), op.out if op.outputs else None
         if fused is not None or x is None or y is None or not _is_candidate(op, x, y):
             return fused
         function = Function.between(x, y)
@@ -122,7 +122,7 @@ def _is_candidate(op: Op, x: Value, y: Value) -> bool:
     if not (y.tensor.is_floating_point() and x.tensor.is_floating_point() and x.tensor.numel()):
         return False
     if is_pointwise(op):
-        return len({v for v in op.inputs if v.kind & DATA or not x.kind & DATA}) > 1
+        return len({v for v in op.inputs if v.has_data or not x.has_data}) > 1
     return not is_move(op)
 
 
@@ -286,12 +286,12 @@ def match_affine(norm: Norm, vectors_only: bool = False) -> None:
     frame = y.op.frame
     frames = (frame, frame.parent) if vectors_only else (frame,)
     casts: list[Op] = []
-    while len({*y.users}) == 1 and y.users[0].frame in frames and y.users[0].outputs:
+    while len(y.users) == 1 and y.users[0].frame in frames and y.users[0].outputs:
         op = y.users[0]
         if op.frame is not frame and _is_scale_of_write(op):
             return
         gains = _match_gains(norm, op, y)
-        y = op.outputs[0]
+        y = op.out
         if "copy" in op.traits:  # part of the norm if a weight or a bias follows
             casts.append(op)
         elif not gains or (
@@ -308,8 +308,8 @@ def match_affine(norm: Norm, vectors_only: bool = False) -> None:
 
 def _is_scale_of_write(op: Op) -> bool:
     """Return whether `op` is a product that only adds of the same call use: gamma * N(f(x)) in x + gamma * N(f(x))."""
-    users = {*op.outputs[0].users}
-    return op.name == "mul" and len(users) == 1 and all(add.name == "add" and add.frame is op.frame for add in users)
+    users = op.out.users
+    return op.name == "mul" and len(users) == 1 and users[0].name == "add" and users[0].frame is op.frame
 
 
 def _match_gains(norm: Norm, op: Op, y: Value) -> dict[str, Value]:
@@ -319,10 +319,10 @@ def _match_gains(norm: Norm, op: Op, y: Value) -> dict[str, Value]:
     """
     product = match_factor(op) if norm.kind == "scale" else None
     # A unit vector times the root of d has a mean square of one.
-    if product is not None and product[0] is y and abs(product[1].number / y.shape[-1] ** 0.5 - 1) < CLOSE:
+    if product is not None and product.x is y and abs(product.number / y.shape[-1] ** 0.5 - 1) < CLOSE:
         return {"root of d": y}
     gains = [a for a in op.args[:3] if isinstance(a, Value) and a is not y]
-    if norm.bias is not None or op.outputs[0].shape != y.shape or not all(_is_gain(v, y) for v in gains):
+    if norm.bias is not None or op.out.shape != y.shape or not all(_is_gain(v, y) for v in gains):
         return {}
     if op.name == "addcmul" and norm.weight is None and len(gains) == 2 and op.get("value") == 1:
         return dict(zip(("bias", "weight"), gains, strict=True)) if op.args[0] is gains[0] else {}
@@ -336,4 +336,4 @@ def _match_gains(norm: Norm, op: Op, y: Value) -> dict[str, Value]:
 def _is_gain(value: Value, y: Value) -> bool:
     """Return whether a value is a parameter or a constant: a number, or a vector over the features of y."""
     is_vector = value.tensor.numel() in (1, y.shape[-1]) and value.shape[-1:] in ((), (1,), y.shape[-1:])
-    return is_vector and not value.kind & (DATA | NOISE)
+    return is_vector and value.is_fixed

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from addnorm._util.torch_internals import FakeTensor, unset_fake_temporarily
 from addnorm.stream.dataflow.arithmetic import get_number, is_move
-from addnorm.stream.dataflow.graph import DATA, NOISE, PARAMETER, Op, Value, find_ops_between
+from addnorm.stream.dataflow.graph import NOISE, PARAMETER, Op, Value, find_ops_between
 from addnorm.stream.dataflow.replay import run_op
 
 MAX_OPS = 48  # operators of one function; the longest norm of the tests has 12
@@ -58,7 +58,7 @@ class Dominators:
         If no input does, as in a norm of learned tokens, return the inputs that are larger than one vector of features, or are
         computed from such inputs; if there are none, return the inputs with several numbers.
         """
-        if dependent := [value for value in op.inputs if value.kind & (DATA | NOISE)]:
+        if dependent := [value for value in op.inputs if not value.is_fixed]:
             return dependent
         values = [value for value in op.inputs if value.tensor.numel() > 1]
         known = [value for value in values if value in self._depth or value.tensor.numel() > value.shape[-1]]
@@ -82,9 +82,9 @@ def is_barrier(op: Op) -> bool:
     is_write = op.name == "write_into" or any(v.part == "memory" for v in op.outputs)
     if is_write or op.traits & {"opaque", "attention"}:
         return True
-    if any(out.kind & NOISE for out in op.outputs) and not all(v.kind & NOISE for v in op.inputs if v.kind & DATA):
+    if any(out.kind & NOISE for out in op.outputs) and not all(v.kind & NOISE for v in op.inputs if v.has_data):
         return True
-    return "mixing" in op.traits and any(v.kind & PARAMETER and not v.kind & DATA for v in op.inputs)
+    return "mixing" in op.traits and any(v.is_learned for v in op.inputs)
 
 
 def is_pointwise(op: Op) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.dataflow.arithmetic import has_numbers, is_activation, is_ancestor, match_factor, strip_views
-from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value
+from addnorm.stream.dataflow.graph import Op, Value
 
 
 def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset()) -> str:
@@ -29,7 +29,7 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
     weighted = [v for op in ops if "attention" in op.traits for v in op.args[1:3] if isinstance(v, Value)]
     if not weighted:
         pairs = [op for op in ops if "pair" in op.traits and any(map(_comes_from_softmax, op.inputs))]
-        weighted = [v for v in map(_find_weighted, pairs) if v.kind & DATA]
+        weighted = [v for v in map(_find_weighted, pairs) if v.has_data]
     if weighted:
         return "attention" if any(is_ancestor(x, v, without) for v in weighted) else "cross-attention"
     products = [op for op in ops if "pair" in op.traits and all(map(is_activation, op.inputs))]
@@ -38,7 +38,7 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
     if products and any("softmax" in op.traits for op in ops):  # not next to the product, as in attention over windows
         is_own = all(is_ancestor(x, v, without) for op in products for v in op.inputs)
         return "attention" if is_own else "cross-attention"
-    is_local = any("local" in op.traits and has_numbers(op.outputs[0]) and _mixes_neighbours(op) for op in ops)
+    is_local = any("local" in op.traits and has_numbers(op.out) and _mixes_neighbours(op) for op in ops)
     if (not products and (_has_recurrence(ops) or _passes_messages(ops))) or is_local:
         return "other"
     if products:
@@ -60,7 +60,7 @@ def _comes_from_softmax(value: Value) -> bool:
         product = match_factor(op)
         if product is None and op.name not in ("slice", "narrow", "split"):
             return False
-        value = product[0] if product is not None else op.inputs[0]
+        value = product.x if product is not None else op.inputs[0]
     return False
 
 
@@ -82,12 +82,11 @@ def _has_recurrence(ops: Sequence[Op]) -> bool:
     calls: dict[Value, list[Op]] = {}
     for op in ops:
         if op.traits & {"product", "linear"}:
-            weights = [v for v in op.inputs if v.kind & (DATA | PARAMETER) == PARAMETER and len(v.shape) > 1]
+            weights = [v for v in op.inputs if v.is_learned and len(v.shape) > 1]
             for weight in weights[:1]:
                 calls.setdefault(strip_views(weight), []).append(op)
     return any(
-        len(same) > 2 and all(is_ancestor(a.outputs[0], b.outputs[0]) for a, b in pairwise(same[:3]))
-        for same in calls.values()
+        len(same) > 2 and all(is_ancestor(a.out, b.out) for a, b in pairwise(same[:3])) for same in calls.values()
     )
 
 
@@ -113,7 +112,7 @@ def _find_index(op: Op) -> tuple[int, Tensor] | None:
         dim, index = chosen[0] if len(chosen) == 1 else (0, None)
     if not isinstance(index, Value) or index.tensor.dtype == torch.bool or dim == len(source.shape) - 1:
         return None
-    if not source.tensor.is_floating_point() or not op.outputs[0].kind & DATA or not index.tensor.numel():
+    if not source.tensor.is_floating_point() or not op.out.has_data or not index.tensor.numel():
         return None
     rows = index.tensor.movedim(dim, 0) if len(index.shape) == len(source.shape) else index.tensor
     return source.shape[dim], rows.reshape(len(rows), -1)[:, 0]

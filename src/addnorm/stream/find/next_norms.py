@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.dataflow.arithmetic import Factor, has_numbers, is_view, match_factor
-from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value, walk
+from addnorm.stream.dataflow.graph import Op, Value, walk
 from addnorm.stream.dataflow.replay import move_labels
 from addnorm.stream.find.norm import Norm
 
@@ -118,7 +118,7 @@ def _follow(op: Op, value: Value, carried: Mapping[Value, Carried]) -> list[Carr
 
     Labels say from which element of the state each element came (None if unknown); factors are those since the state.
     """
-    out, (before, factors) = op.outputs[0], carried[value]
+    out, (before, factors) = op.out, carried[value]
     product = match_factor(op)
     if "view" in op.traits:
         keeps = True
@@ -126,8 +126,8 @@ def _follow(op: Op, value: Value, carried: Mapping[Value, Carried]) -> list[Carr
         keeps = out.shape[-1:] == value.shape[-1:]
     elif "cut" in op.traits and op.inputs[0] is value:
         keeps = out.shape == value.shape
-    elif product is not None and product[0] is value:
-        return [(before, [*factors, product[1]])]
+    elif product is not None and product.x is value:
+        return [(before, [*factors, product])]
     else:
         return [carried[value]] if is_view(op) else []
     inputs = [v for v in op.inputs if v in carried]
@@ -179,14 +179,14 @@ def find_pooled_norm(state: Value, regions: Regions) -> tuple[Norm, Op] | None:
     todo: list[tuple[Value, Op | None]] = [(state, None)]
     seen: set[Op] = set()
     for value, first in todo:
-        for op in dict.fromkeys(value.users):
+        for op in value.users:
             if op in seen or op in regions.inner or op in regions.path or not op.outputs:
                 continue
             seen.add(op)
             whole = [norm for norm in op.norms if norm.x.shape[-1:] == state.shape[-1:]]
             if whole and first is not None:
                 return whole[0], first
-            if "mixing" not in op.traits or not any(v.kind & PARAMETER and not v.kind & DATA for v in op.inputs):
+            if "mixing" not in op.traits or not any(v.is_learned for v in op.inputs):
                 step = first if first is not None or "view" in op.traits else op
                 todo += [(out, step) for out in op.outputs if has_numbers(out)]
     return None

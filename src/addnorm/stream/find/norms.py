@@ -96,4 +96,4 @@ def match_fused(op: Op) -> Norm | None:
         return None
     x, weight, bias, eps = op.inputs[0], *(op.get(name) for name in ("weight", "bias", "eps"))
     eps = torch.finfo(compute_dtype(x.tensor)).eps if eps is None else eps
-    return Norm(FUSED[op.name], float(eps), x, op.outputs[0], weight, bias, ops={op})
+    return Norm(FUSED[op.name], float(eps), x, op.out, weight, bias, ops={op})

@@ -137,10 +137,10 @@ class Passage:
             return axes
         labels, value = _label(source.shape, axes), source
         for op in reversed(ops):
-            (carried,) = list_carried(op.outputs[0])[:1] or (value,)
+            (carried,) = list_carried(op.out)[:1] or (value,)
             shape = carried.shape if math.prod(carried.shape) >= labels.numel() else labels.shape
             labels = self._move(op, {carried: labels.expand(shape)}, source)
-            value = op.outputs[0]
+            value = op.out
         return self._locate(labels, axes)
 
     def check_reads(self, add: Add, sublayers: Sequence[Sublayer], axes: Axes) -> None:
@@ -169,14 +169,14 @@ class Passage:
 
         Record masks and guards, and indices that are computed from the stream.
         """
-        out = op.outputs[0]
+        out = op.out
         carried = list_carried(out)
         known = [labels[v] for v in carried if v in labels]
         product = match_factor(op)
         is_mask = op.name in ("where", "masked_fill", "masked_scatter")
         if product is not None and not is_mask:
-            if product[1].kind == "guard":
-                before, after = product[0].tensor.detach(), out.tensor.detach()
+            if product.kind == "guard":
+                before, after = product.x.tensor.detach(), out.tensor.detach()
                 changed = (before != after) & before.isfinite()
                 if changed.any() or torch.equal(before, after):
                     self._add_reason(op, not bool(changed.any()), CLAMPED)

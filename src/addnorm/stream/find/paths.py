@@ -18,7 +18,7 @@ from addnorm.stream.dataflow.arithmetic import (
     pair_terms,
     strip_views,
 )  # fmt: skip
-from addnorm.stream.dataflow.graph import DATA, NOISE, UNCOUNTED, Op, Value
+from addnorm.stream.dataflow.graph import UNCOUNTED, Op, Value
 
 
 @dataclass
@@ -59,10 +59,10 @@ def trace_multiples(term: Term) -> Iterator[Path]:
             ops.append(value.op)
             value = value.op.inputs[0]
         yield Path(value, [term], [*ops], [*factors])
-        product = match_factor(value.op) if value.norm is None else None
-        if product is None:
+        factor = match_factor(value.op) if value.norm is None else None
+        if factor is None:
             return
-        value, factor = product
+        value = factor.x
         ops.append(factor.op)
         factors.append(factor)
 
@@ -117,7 +117,7 @@ def match_interpolation(op: Op) -> Interpolation | None:
         return Interpolation(x, y, _build_terms(op, op, x, y, 1.0, w) if is_scale(w, x) else None, ())
     pairs = pair_terms(op) if op.name in ("add", "addcmul", "sub") else []
     if op.name == "addcmul" and not pairs and len(tensors) == 3:  # with a gate that is computed from the data
-        pairs = [(Term(tensors[0]), Term(factor, op, scale=op.outputs[0])) for factor in tensors[1:]]
+        pairs = [(Term(tensors[0]), Term(factor, op, scale=op.out)) for factor in tensors[1:]]
     return next(filter(None, (_match_difference(op, *pair) for pair in pairs)), None)
 
 
@@ -153,11 +153,11 @@ def _trace_products(term: Term) -> Iterator[tuple[Op, float, list[Value], list[O
         if op is None or len(ops) > 4:
             continue
         yield op, number, weights, ops
-        product = match_factor(op)
-        if product is not None:
-            x, (kind, own, scale, _) = product
-            own_weights = [] if kind == "constant" else [scale if kind == "learned" and scale is not None else value]
-            todo.append((x, number * own, [*weights, *own_weights], [*ops, op]))
+        factor = match_factor(op)
+        if factor is not None:
+            weight = factor.value if factor.kind == "learned" else None
+            own_weights = [] if factor.kind == "constant" else [weight or value]
+            todo.append((factor.x, number * factor.number, [*weights, *own_weights], [*ops, op]))
         elif op.name == "mul" and len(op.inputs) == 2:
             todo += [(x, number, [*weights, value], [*ops, op]) for x in op.inputs]
 
@@ -166,7 +166,7 @@ def _build_terms(
     op: Op, of_y: Op, x: Value, y: Value, number: float, weight: Value | None = None
 ) -> tuple[Term, Term] | None:
     """Return the terms (1 - w) x and w y, where w = number * weight; None if w depends on the data. `of_y` reads y."""
-    if weight is not None and weight.kind & (DATA | NOISE):
+    if weight is not None and not weight.is_fixed:
         return None
     with torch.no_grad():
         keep: Value | float = 1.0 - number
@@ -176,4 +176,4 @@ def _build_terms(
     inputs = [x, keep] if isinstance(keep, Value) else [x]
     product = Op(op.index, "mul", torch.mul, (x, keep), {}, inputs, op.frame, UNCOUNTED)
     product.outputs.append(Value(product, 0, out, x.kind, op.index))
-    return Term(product.outputs[0], op), Term(y, of_y, number, weight)
+    return Term(product.out, op), Term(y, of_y, number, weight)

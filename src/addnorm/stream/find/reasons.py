@@ -18,23 +18,13 @@ from addnorm.stream.dataflow.arithmetic import (
     strip_norm,
     strip_views,
 )
-from addnorm.stream.dataflow.graph import DATA, Flow, Op, Value, walk
+from addnorm.stream.dataflow.graph import Flow, Op, Value, walk
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
 from addnorm.stream.find.functions import is_barrier
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import MOVED, PlacedChain, keeps_features
 from addnorm.stream.find.sublayers import Sublayer, has_zero_factor
-from addnorm.stream.find.unexplained import (
-    GATED,
-    MIXED,
-    MULTIPLIED,
-    SEVERAL,
-    SHORTCUT,
-    SUM,
-    Unexplained,
-    is_computed_from,
-    list_carried_values,
-)
+from addnorm.stream.find.unexplained import STRUCTURAL, SUM, Unexplained, is_computed_from, list_carried_values
 from addnorm.stream.find.unknown import Unknown
 
 NO_ADD = "no residual add was found: no operator adds to a value the output of a sublayer that reads the value"
@@ -61,7 +51,6 @@ SHIFTED = "the residual passes an operator that may move tokens or features, but
 PROJECTED = "the output is multiplied by a norm of the stream, or added to one, which no row expresses"
 
 PARALLEL = "the state of another stream is added, which was computed from this one before: branches that run beside it"
-STRUCTURAL = (GATED, MIXED, MULTIPLIED, SHORTCUT, SEVERAL)
 
 
 def report_unexplained(found: Sequence[Unexplained]) -> list[Unknown]:
@@ -86,7 +75,7 @@ def explain_no_stream(flow: Flow, norms: Sequence[Norm], found: Sequence[Unexpla
     """Return the reasons why no stream was found in a model."""
     seen = f"{format_count(len(flow.ops), 'operator')} ran, {format_count(len(norms), 'norm')} among them"
     hidden = "" if norms else "; operators of other threads and of TorchScript are not seen"
-    reason = NO_ADD if any(value.kind & DATA for value in flow.list_results()) else UNSEEN
+    reason = NO_ADD if any(value.has_data for value in flow.list_results()) else UNSEEN
     found = found or [Unexplained(op, OPEN.format(op.name), frozenset()) for op in flow.ops if _may_add(op)]
     return report_unexplained(found) or [Unknown("", f"{reason} ({seen}{hidden})")]
 
@@ -111,7 +100,7 @@ def _list_held(value: Value) -> list[Value]:
     op = value.op
     if op is None or is_barrier(op):
         return []
-    inputs = [v for v in op.inputs if v.kind & DATA]
+    inputs = [v for v in op.inputs if v.has_data]
     is_product = op.name in ("mul", "div") or "mixing" in op.traits
     return [] if is_product and len(inputs) > 1 else inputs
 
@@ -167,7 +156,7 @@ def _is_by_token(chain: PlacedChain, factor: Factor) -> bool:
     if factor.kind != "learned" or factor.value is None or factor.value.tensor.numel() == 1:
         return False
     axis, width = chain.layout.axis, chain.layout.width
-    shape, scale = factor.op.outputs[0].shape, factor.value.shape
+    shape, scale = factor.op.out.shape, factor.value.shape
     varying = next(k - len(scale) for k, n in enumerate(scale) if n > 1)
     is_ambiguous = shape.count(width) > 1 and len(shape) == len(chain.adds[0].out.shape)
     return scale[varying] != width or (is_ambiguous and varying not in (axis, -1))
@@ -177,7 +166,7 @@ def _is_by_feature(chain: PlacedChain, sublayer: Sublayer, factor: Factor) -> bo
     """Return whether a factor from the model's inputs may vary along the features."""
     if factor.kind != "mask" or factor.value is None or factor.value.tensor.numel() == 1:
         return False
-    out, mask = factor.op.outputs[0], factor.value.shape
+    out, mask = factor.op.out, factor.value.shape
     features = chain.layout.find_features(sublayer, out)
     shape = (*(1,) * (len(out.shape) - len(mask)), *mask)
     return shape[-1] != 1 if features is None else any(shape[d] != 1 for d in features)
@@ -233,7 +222,7 @@ def _adds_twice(sublayer: Sublayer, inner: Sequence[Add]) -> bool:
         elif value.norm is not None:
             value = value.norm.x
         elif product is not None:
-            value = product[0]
+            value = product.x
         else:
             return False
         value = strip_views(value) if value is not x else value
@@ -276,9 +265,9 @@ def _passes(op: Op, carried: set[Value], read: Value) -> bool:
     if not parts or "mixing" in op.traits:
         return False
     if is_move(op):
-        return op.outputs[0].shape[-1:] == parts[0].shape[-1:]
+        return op.out.shape[-1:] == parts[0].shape[-1:]
     is_known = not op.traits.isdisjoint(("affine", "guard"))
-    same = is_known and op.outputs[0].shape == parts[0].shape
+    same = is_known and op.out.shape == parts[0].shape
     return same and not any(is_ancestor(read, v) for v in op.inputs if v not in carried)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.arithmetic import Factor, get_noise_mean, is_ancestor, match_terms, strip_views
-from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value, find_ops_between
+from addnorm.stream.dataflow.graph import NOISE, Flow, Op, Value, find_ops_between
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.adds import Add, has_mixing_branch
 from addnorm.stream.find.equation_errors import get_tolerance
@@ -181,7 +181,7 @@ def _list_drawn(chain: PlacedChain, site: Site) -> list[Value]:
     add, after = site.sublayer.add, chain.list_factors_after(site.sublayer.place)
     ops = [*site.sublayer.ops, *site.sublayer.write_path.ops, *add.residual_path.ops, *(factor.op for factor in after)]
     drawn = [op.outputs[-1] for op in ops if "random" in op.traits]
-    return [*drawn, *(v for op in ops for v in op.inputs if v.kind & NOISE and not v.kind & DATA)]
+    return [*drawn, *(v for op in ops for v in op.inputs if v.kind & NOISE and not v.has_data)]
 
 
 def _list_shared(sites: Sequence[Site]) -> Iterator[str]:

@@ -8,12 +8,12 @@ layout.of_write(sublayer)        `TokenLayout` of the operand that a sublayer ad
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from addnorm.stream.dataflow.arithmetic import strip_views
-from addnorm.stream.dataflow.graph import DATA, PARAMETER, Value, find_ops_between, walk
+from addnorm.stream.dataflow.graph import PARAMETER, Value, find_ops_between, walk
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.paths import Path
@@ -96,7 +96,7 @@ class StreamLayout:
             layout = self.of(view)
             if layout is not None and not layout.depends_on_shape:
                 return view
-            if len({*view.users}) != 1:
+            if len(view.users) != 1:
                 break
         return entry
 
@@ -108,7 +108,7 @@ class StreamLayout:
         total, dims = sublayer.add.out, self._operands[sublayer.place]
         for term in sublayer.write_path.terms:  # from the add to the innermost partial sum
             if dims is not None and term.op is not None:
-                whole = term.op.outputs[0]
+                whole = term.op.out
                 dims, total = relate(whole, total, dims), whole
             if dims is None:
                 return None
@@ -206,7 +206,7 @@ class StreamLayout:
         x = self.chain.adds[0].x
         value = strip_views(x)
         while value.traits.isdisjoint(PROJECTING):
-            same = [v for v in value.inputs if v.kind & DATA and v.shape == value.shape]
+            same = [v for v in value.inputs if v.has_data and v.shape == value.shape]
             if not same:
                 return ()
             value = strip_views(same[0])
@@ -238,15 +238,11 @@ class StreamLayout:
         """
         roots = self._list_roots()
         for marks in (mixing.strong, mixing.weak):
-            marked: dict[int, list[Part] | None] = {}
+            marked = defaultdict[int, list[Part]](list)
             for part in marks:
-                if part.size == 1:  # a view may merge a dimension of size 1 with any other one
-                    continue
-                for root in self._roots.find_origins(part.root):
-                    if root not in roots:
-                        continue
-                    whole = root != part.root or part.size == self._roots.sizes[root]
-                    marked[root] = None if whole or marked.get(root, []) is None else [*(marked.get(root) or []), part]
+                # A view may merge a dimension of size 1 with any other one.
+                for root in self._roots.find_origins(part.root) & {*roots} if part.size > 1 else ():
+                    marked[root].append(part)
             if marked:
                 break
         else:
@@ -260,8 +256,9 @@ class StreamLayout:
         tokens: dict[int, list[int] | None] = {}
         for root, of_root in kin.items():
             if of_root:
-                parts = marked.get(root)
-                tokens[root] = None if has_batch or parts is None else _join_intervals(parts)
+                parts = marked[root]
+                is_cut = bool(parts) and all(p.root == root and p.size < self._roots.sizes[root] for p in parts)
+                tokens[root] = _join_intervals(parts) if is_cut and not has_batch else None
         return tokens, True
 
     def _guess_batch(self, roots: Sequence[int]) -> int:
@@ -346,8 +343,8 @@ def _join_intervals(parts: Sequence[Part]) -> list[int]:
 
 def _find_inputs(value: Value) -> list[Value]:
     """Return the inputs of the model on which a value depends."""
-    reached = walk([value], lambda v: [source for source in v.inputs if source.kind & DATA])
-    inputs = [v for v in reached if v.op is None and v.kind & DATA and v.shape]
+    reached = walk([value], lambda v: [source for source in v.inputs if source.has_data])
+    inputs = [v for v in reached if v.op is None and v.has_data and v.shape]
     return sorted(inputs, key=lambda leaf: leaf.part if isinstance(leaf.part, int) else -1)
 
 
@@ -357,5 +354,5 @@ def _list_views(path: Path, x: Value) -> list[Value]:
     for op in reversed(path.ops):
         if "view" not in op.traits or not op.inputs or op.inputs[0] is not views[-1]:
             break
-        views.append(op.outputs[0])
+        views.append(op.out)
     return views

@@ -8,7 +8,7 @@ The kind follows from the operators (kinds.py), never from names.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, takewhile
 
@@ -101,7 +101,7 @@ def _build_sublayer(add: Add, place: int, write: Write) -> Sublayer:
     ops = _find_branch_ops(add, strip_views(raw)) if write.role == "branch" else []
     reads = _find_reads(add.read, ops) if ops else Reads()
     start = strip_views(add.read)
-    shared = {op for op in ops if "view" in op.traits and strip_views(op.outputs[0]) is start}
+    shared = {op for op in ops if "view" in op.traits and strip_views(op.out) is start}
     shared |= {op for read_norm in reads.norms for op in read_norm.ops}
     own = [op for op in ops if op not in shared] or ops
     kind = classify_sublayer(add.read, ops, add.other_ops)
@@ -148,52 +148,44 @@ def _split_write(add: Add, write: Write) -> list[Write]:
 
 def _find_reads(x: Value, ops: Sequence[Op]) -> Reads:
     """Return how a branch with the operators `ops` reads the stream x: through norms or directly, and with which factors."""
-    reads = Reads()
     inside = set(ops)
-    _follow_views(x, inside, reads)
-    if len(reads.norms) == 1 and not reads.direct:
-        reads.value = reads.norms[0].y
-    elif not reads.norms and reads.direct:
-        reads.value = x
+    readers = [*dict.fromkeys(_list_readers(x, inside))]
+    norms = [norm for norm in readers if norm is not None]
+    reads = Reads(norms, direct=None in readers)
+    if len(readers) == 1:
+        reads.value = norms[0].y if norms else x
     _follow_factors(reads, inside)
     return reads
 
 
-def _follow_views(value: Value, inside: set[Op], reads: Reads) -> None:
-    """Add to `reads` the norms that read a value or its views, and whether other operators read it."""
-    for op in dict.fromkeys(value.users):
+def _list_readers(value: Value, inside: set[Op]) -> Iterator[Norm | None]:
+    """Yield the norms that read a value or its views, and None for each other operator that reads one."""
+    for op in value.users:
         if op not in inside:
             continue
-        out = op.outputs[0]
+        is_one_view = is_view(op) and len(op.inputs) == 1
+        after = [*_list_readers(op.out, inside)] if (is_one_view or is_move(op)) and not op.norms else []
+        # A join or a cut is followed to a norm of these tokens and others.
+        is_normed = op.out.shape[-1:] == value.shape[-1:] and bool(after) and None not in after
         if op.norms:
-            reads.norms += [norm for norm in op.norms[:1] if norm not in reads.norms]
-        elif (is_view(op) and len(op.inputs) == 1) or (
-            # a norm of these tokens and others
-            is_move(op) and out.shape[-1:] == value.shape[-1:] and _reads_through_norms(out, inside)
-        ):  # fmt: skip
-            _follow_views(out, inside, reads)
+            yield op.norms[0]
+        elif is_one_view or is_normed:
+            yield from after
         else:
-            reads.direct = True
-
-
-def _reads_through_norms(value: Value, inside: set[Op]) -> bool:
-    """Return whether only norms read `value`, which has some tokens of the stream, or the stream and other tokens."""
-    reads = Reads()
-    _follow_views(value, inside, reads)
-    return bool(reads.norms) and not reads.direct
+            yield None
 
 
 def _follow_factors(reads: Reads, inside: set[Op]) -> None:
     """Collect the factors that multiply all that a sublayer reads, and set `reads.value` to the last product."""
     value = reads.value
     while value is not None:
-        users = [op for op in dict.fromkeys(value.users) if op in inside]
+        users = [op for op in value.users if op in inside]
         if len(users) != 1:
             return
-        out = users[0].outputs[0]
+        out = users[0].out
         product = match_factor(users[0])
-        if product is not None and product[0] is value and product[1].kind in ("constant", "learned"):
-            reads.factors.append(product[1])
+        if product is not None and product.x is value and product.kind in ("constant", "learned"):
+            reads.factors.append(product)
             reads.value = out
         elif not is_view(users[0]) or sorted(out.shape) != sorted(value.shape):  # features may change their place
             return

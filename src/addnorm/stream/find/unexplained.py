@@ -34,7 +34,7 @@ from addnorm.stream.dataflow.arithmetic import (
     strip_moves,
     strip_views,
 )
-from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value, find_ops_between, walk
+from addnorm.stream.dataflow.graph import Flow, Op, Value, find_ops_between, walk
 from addnorm.stream.dataflow.registered_ops import suggest_equation
 from addnorm.stream.find.adds import PARTIAL, REPLACED, Add
 from addnorm.stream.find.chain import Selection
@@ -64,6 +64,7 @@ CENTRED = (
     "a mean is subtracted from the stream: a norm that is written out over another dimension than the last, or centred tokens; "
     "neither is in a row"
 )
+STRUCTURAL = (GATED, MIXED, MULTIPLIED, SHORTCUT, SEVERAL)  # reasons that explain a sum better than SUM
 UNREGISTERED = "what {} computes is not known; if it adds or normalizes, register it: {}"
 
 
@@ -127,11 +128,11 @@ class _Search:
             if "opaque" not in op.traits or op.name.startswith("hidden::"):
                 continue
             shapes = {out.shape for out in op.outputs}
-            read = [v for v in op.inputs if v.kind & DATA and v.tensor.is_floating_point() and v.shape in shapes]
+            read = [v for v in op.inputs if v.has_data and v.tensor.is_floating_point() and v.shape in shapes]
             near = [v for v in read if strip_views(v) in states or not self.chains]
-            sizes = {math.prod(v.shape) for v in op.inputs if not v.kind & DATA}
+            sizes = {math.prod(v.shape) for v in op.inputs if not v.has_data}
             widths = {v.shape[-1] for v in near if v.shape[-1] >= max(sizes, default=0)}
-            others = read if self.chains else [v for v in op.inputs if v.kind & DATA and {*v.shape[-1:]} & widths]
+            others = read if self.chains else [v for v in op.inputs if v.has_data and {*v.shape[-1:]} & widths]
             is_near = sizes & widths or (widths and any(is_ancestor(p, q) for p in near for q in others if p is not q))
             if op.note or is_near:
                 reason = op.note or UNREGISTERED.format(op.name, suggest_equation(op.func))
@@ -218,7 +219,7 @@ class _Search:
             if value in seen:
                 continue
             seen.add(value)
-            for op in dict.fromkeys(value.users):
+            for op in value.users:
                 if op in self.inner or op in self.path or not op.outputs:
                     continue
                 if op.norms:
@@ -239,7 +240,7 @@ class _Search:
 
         Also return the outputs that carry the state, each with whether its numbers have changed.
         """
-        out = op.outputs[0]
+        out = op.out
         operands = _list_operands(op)
         joined = list_joined(op)
         is_flat = is_move(op) and len(out.shape) != len(value.shape)
@@ -289,16 +290,14 @@ def _list_operands(op: Op) -> list[tuple[Value, Value]]:
         terms = [interpolation.x, interpolation.y]
     else:
         terms = [term.value for term in match_terms(op) or ()]
-    is_sum = all(value.kind & DATA and value.tensor.is_floating_point() for value in terms)
+    is_sum = all(value.has_data and value.tensor.is_floating_point() for value in terms)
     return [*permutations(terms, 2)] if is_sum else []
 
 
 def _grows_from_parameter(op: Op) -> bool:
     """Return whether an operator is the first add to learned queries: a parameter plus a value computed from it and the data."""
     return any(
-        p.value.kind & (DATA | PARAMETER) == PARAMETER
-        and q.value.kind & DATA
-        and is_ancestor(strip_moves(p.value), q.value)
+        p.value.is_learned and q.value.has_data and is_ancestor(strip_moves(p.value), q.value)
         for p, q in pair_terms(op)
     )
 
@@ -316,13 +315,13 @@ def _list_sources(value: Value) -> list[tuple[Value, bool]]:
     if (moved := find_moved(op)) is not None:
         return [(moved, moved.shape[-1:] == value.shape[-1:] or len(moved.shape) != len(value.shape))]
     if joined := list_joined(op):
-        return [(v, True) for v in joined if v.kind & DATA]
+        return [(v, True) for v in joined if v.has_data]
     product = match_factor(op)
-    if product is not None and product[1].kind in ("noise", "mask", "guard"):
-        return [(product[0], True)]
+    if product is not None and product.kind in ("noise", "mask", "guard"):
+        return [(product.x, True)]
     if op.traits & {"mixing", "combining"}:
         return []
-    return [(v, False) for v in op.inputs if v.kind & DATA and not _list_sizes(v).isdisjoint(_list_sizes(value))]
+    return [(v, False) for v in op.inputs if v.has_data and not _list_sizes(v).isdisjoint(_list_sizes(value))]
 
 
 def _list_sizes(value: Value) -> set[int]:
@@ -377,7 +376,7 @@ def _explain_sum(op: Op) -> str | None:
         if product is None or len(product.inputs) < 2:
             continue
         for x, factor in (product.inputs[:2], product.inputs[1::-1]):
-            if math.prod(x.shape) != math.prod(op.outputs[0].shape) or not is_ancestor(x, q.value):
+            if math.prod(x.shape) != math.prod(op.out.shape) or not is_ancestor(x, q.value):
                 continue
             if product.name == "mul" and is_activation(factor):
                 return GATED
@@ -390,7 +389,7 @@ def _describe_product(op: Op, x: Value, operand: Value) -> str:
     """Return the reason for `op`, a product of x with a matrix. It depends on the dimension of x over which `op` sums."""
     if "product" not in op.traits:
         return MULTIPLIED
-    out, base = op.outputs[0], strip_views(x)
+    out, base = op.out, strip_views(x)
     back = 1 if op.args[int("added" in op.traits)] is x else 2
     if (axis := find_axis(operand, out, len(operand.shape) - 1)) is not None:
         return SHORTCUT if axis == len(out.shape) - back else MIXED
@@ -401,7 +400,7 @@ def _describe_product(op: Op, x: Value, operand: Value) -> str:
 
 def _is_batch_normed(op: Op) -> bool:
     """Return whether a sum, or a view of it, is normalized over the batch, or over other dimensions than the features."""
-    views = list_views(op.outputs[0])
+    views = list_views(op.out)
     return any({"normalizing", "channels_first"} <= user.traits for value in views for user in value.users)
 
 

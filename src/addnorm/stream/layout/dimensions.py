@@ -16,7 +16,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from addnorm.stream.dataflow.arithmetic import list_carried, match_terms, strip_views
-from addnorm.stream.dataflow.graph import DATA, Op, Value, walk
+from addnorm.stream.dataflow.graph import Op, Value, walk
 
 ANONYMOUS = -1  # root of a dimension that belongs to no axis of the stream
 MATRIX_PRODUCTS = ("mm", "bmm", "mv")
@@ -68,7 +68,7 @@ class Roots:
 
 def split_views(op: Op, dims: Dims, roots: Roots) -> Dims | None:
     """Derive the dimensions of the output of a view, copy or cast from `dims`, those of its input; None if not possible."""
-    old, new = op.inputs[0].shape, op.outputs[0].shape
+    old, new = op.inputs[0].shape, op.out.shape
     rank = len(old)
     if "swap" in op.traits and rank == len(new):
         first, second = (d % rank for d in (op.args[1:3] if len(op.args) > 2 else (0, 1))) if rank > 1 else (0, 0)
@@ -182,7 +182,7 @@ def _list_starts(value: Value, source: Value) -> Iterator[tuple[Dims | None, tup
     if not is_part or source.op is None or source.op.name not in MATRIX_PRODUCTS:
         return
     for k, operand in enumerate(source.op.args[:2]):
-        for own, shape, roots in _list_starts(operand, strip_views(operand)) if operand.kind & DATA else ():
+        for own, shape, roots in _list_starts(operand, strip_views(operand)) if operand.has_data else ():
             if own is not None and len(own) > 1:
                 new = roots.make(source.shape[-1 - k]) if source.op.name != "mv" else ()
                 kept = (*own[:-2], new, own[-1]) if k else (*own[:-1], new)[: len(source.shape)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from addnorm.stream.dataflow.arithmetic import has_numbers
-from addnorm.stream.dataflow.graph import DATA, Op, Value
+from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.layout.dimensions import ANONYMOUS, Dim, Dims, Part, Roots, list_dims, resize, split_views
 
 Results = Sequence[Dims | None]
@@ -62,8 +62,7 @@ class Mixing:
             return []
 
     def _get(self, value: Any) -> Dims:
-        known = self._dims.get(value)
-        return known if known is not None else tuple(_fill((), size) for size in value.shape)
+        return self._dims.get(value) or tuple(_fill((), size) for size in value.shape)
 
     def _note(self, into: set[Part], *dims: Dim) -> None:
         into.update(_list_known(*dims))
@@ -78,7 +77,7 @@ class Mixing:
 
     def _merge(self, op: Op) -> Results:
         """Return the dimensions of the output of an elementwise function."""
-        shape = op.outputs[0].shape
+        shape = op.out.shape
         inputs = [value for value in op.inputs if len(value.shape) <= len(shape)]
         if not any(value.shape == shape for value in inputs) and len(inputs) < 2:
             return []
@@ -95,7 +94,7 @@ class Mixing:
         first, second = op.args["added" in op.traits :][:2]
         a, b = self._get(first), self._get(second)
         inner = (*a[-1], *b[-2])
-        if first.kind & DATA and second.kind & DATA:
+        if first.has_data and second.has_data:
             self._note(self.strong, inner, a[-2], b[-1])
         else:
             self._project(inner)
@@ -145,14 +144,14 @@ class Mixing:
         self._note(self.weak, *(dims[d] for d in chosen))
         if "sum" in op.traits:
             self.reduced += _list_known(*(dims[d] for d in chosen))
-        keeps = len(op.outputs[0].shape) == rank
+        keeps = len(op.out.shape) == rank
         reduced = tuple(() if k in chosen else dim for k, dim in enumerate(dims) if keeps or k not in chosen)
         return [reduced] * len(op.outputs)
 
     def _scan(self, op: Op) -> Results:
         dims = self._get(op.args[0])
         chosen = list_dims(op, len(dims))
-        if has_numbers(op.outputs[0]):
+        if has_numbers(op.out):
             self._note(self.strong, *(dims[d] for d in chosen))
         return [self._resize(op, dims, chosen)]
 
@@ -163,7 +162,7 @@ class Mixing:
     def _join(self, op: Op) -> Results:
         if op.name not in ("cat", "stack"):
             return self._merge(op)
-        shape = op.outputs[0].shape
+        shape = op.out.shape
         rank = len(shape) - (op.name == "stack")
         at = op.get("dim", 0) % len(shape)
         known = [self._get(part) for part in op.args[0] if len(part.shape) == rank]
@@ -189,9 +188,6 @@ class Mixing:
     def _embed(self, op: Op) -> Results:
         return [(*self._get(op.args[1]), ())]
 
-    def _normalize(self, op: Op) -> Results:
-        return [self._get(op.args[0])]
-
 
 def _fill(dim: Dim, size: int) -> Dim:
     """Return `dim`, or if nothing is known of it a dimension of this size that belongs to no axis of the stream."""
@@ -215,7 +211,6 @@ _RULES: dict[str, Callable[[Mixing, Op], Results]] = {
     "attention": Mixing._attention,
     "convolution": Mixing._convolve,
     "pool": Mixing._pool,
-    "norm": Mixing._normalize,
     "reduction": Mixing._reduce,
     "scan": Mixing._scan,
     "recurrent": Mixing._recur,

@@ -108,7 +108,7 @@ def _list_uses(spine: Spine) -> _Uses:
         for value in list_carried_inputs(spine.carrier, out):
             uses.setdefault(value, []).append((out.index, out))
     for value in spine.relevant:
-        ops = [op for op in dict.fromkeys(value.users) if op in coefficients and op not in inside]
+        ops = [op for op in value.users if op in coefficients and op not in inside]
         uses.setdefault(value, []).extend((op.index, None) for op in ops)
     return uses
 

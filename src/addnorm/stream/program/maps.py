@@ -80,7 +80,7 @@ class Map:
     def factors(self) -> list[Factor]:
         """The factors after the norm."""
         products = [match_factor(op) for op in self.after if not is_view(op)]
-        return [product[1] for product in products if product is not None]
+        return [product for product in products if product is not None]
 
     def describe_factors(self) -> str:
         """Return the factors after the norm in words, such as "0.5", without masks and dropout; empty if there is none."""

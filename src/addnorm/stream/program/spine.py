@@ -157,8 +157,8 @@ def join_writes(spine: Spine) -> None:
 def _follow_constants(value: Value) -> Value:
     """Return a sum after its multiplications by constants, which are the last steps of the sublayer."""
     while True:
-        product = match_factor(value.users[0]) if len({*value.users}) == 1 else None
-        if product is None or product[1].kind != "constant" or product[0] is not value:
+        product = match_factor(value.users[0]) if len(value.users) == 1 else None
+        if product is None or product.kind != "constant" or product.x is not value:
             return value
         value = value.users[0].outputs[0]
 
@@ -171,15 +171,13 @@ def follow_tokens(carrier: Carrier, value: Value) -> Value:
     last, is_same = value, True
     while True:
         outs = [
-            op.outputs[0]
-            for op in dict.fromkeys(value.users)
-            if op.outputs and value in list_carried_inputs(carrier, op.outputs[0])
+            op.outputs[0] for op in value.users if op.outputs and value in list_carried_inputs(carrier, op.outputs[0])
         ]
         if len(outs) != 1 or len(list_carried_inputs(carrier, outs[0])) != 1 or outs[0].op is None:
             return last
         before, value, op = value, outs[0], outs[0].op
         product = match_factor(op)
-        is_dropout = product is not None and product[1].kind == "noise"
+        is_dropout = product is not None and product.kind == "noise"
         is_same &= is_dropout or is_view(op)
         if "cut" in op.traits or (is_same and (is_dropout or are_transposed(carrier, before, value))):
             last = value

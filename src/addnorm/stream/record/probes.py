@@ -260,7 +260,7 @@ def _is_only_use(view: Value, state: Value) -> bool:
     while view is not state:
         assert view.op is not None
         view = view.op.inputs[0]
-        if len({*view.users}) != 1:
+        if len(view.users) != 1:
             return False
     return True
 
