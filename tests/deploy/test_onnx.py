@@ -249,7 +249,7 @@ def test_exporter_of_torch_takes_modules_apart(tmp_path, wiring):
         model = PreNormModel().eval()
         addnorm.fuse(model, X, benchmark=False)
     else:
-        model = encoder("pre_ln", norm="rms") if wiring == "rms" else encoder(wiring)
+        model = encoder("pre_ln", norm="rms") if wiring == "rms" else encoder(wiring, 1)
     torch.onnx.export(model, (X,), str(tmp_path / "model.onnx"), dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     (y,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})

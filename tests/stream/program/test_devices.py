@@ -46,7 +46,7 @@ def move_to_cpu(tensor):
 
 
 @pytest.mark.parametrize(
-    "wiring", [wirings.mhc(iterations=3), wirings.denseformer(), wirings.gated_mix()], ids=lambda w: w.name
+    "wiring", [wirings.mhc(n=2, iterations=1), wirings.denseformer(), wirings.gated_mix()], ids=lambda w: w.name
 )
 def test_matrices_are_measured_on_the_device_of_the_run(wiring, monkeypatch):
     model = shake(encoder(wiring))
