@@ -196,7 +196,8 @@ def test_reset_parameters_sets_what_the_constructor_sets(name):
             if len(expected.unique()) <= 2:  # not drawn
                 assert torch.equal(actual, expected), key
             elif not torch.equal(actual, expected):
-                assert_close(actual.std(), expected.std(), rtol=0.8, atol=0)
+                # Five standard deviations of the difference of two samples, which is 0.8 at most for a few numbers.
+                assert_close(actual.std(), expected.std(), rtol=min(0.8, 5 * actual.numel() ** -0.5), atol=0)
 
 
 def test_entries_of_one_name_are_one_parameter():
