@@ -231,7 +231,8 @@ def test_wrong_arguments(tool, site, value, message):
 @pytest.mark.parametrize("train", [
     lambda m, k, x: 2 * x if k == 1 else x + m.branch(k, x),
     lambda m, k, x: x + m.branch(k, x) * (torch.rand(x.shape[0], 1, 1) + 0.9).floor(),  # the same adds at other addresses
-], ids=["no add", "other adds"])  # fmt: skip
+    lambda m, k, x: x + m.branch(k + 1, x),
+], ids=["no add", "other adds", "other layers"])  # fmt: skip
 def test_forward_that_misses_the_site(train):
     model = make_steps(repeat(lambda m, k, x: train(m, k, x) if m.training else x + m.branch(k, x)))
     site = find_site(model, 1)

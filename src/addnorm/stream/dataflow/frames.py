@@ -79,6 +79,7 @@ class Frames:
         if path or self._stack:  # the model itself has its frame already
             self.current = Frame(path, self._calls[path], current)
             self._calls[path] += 1
+            current.calls.append(path)
         self._stack.append(current)
 
     def leave(self, module: nn.Module) -> None:

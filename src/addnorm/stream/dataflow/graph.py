@@ -34,20 +34,37 @@ class Frame:
         path: path of the module.
         call: index of the call among the calls of the module, from 0.
         parent: the call in which this call was made; None for the call of the model.
-        ran: number of operators that ran in this call, by name.
+        calls: paths of the modules that this call called, in this order.
+        ran: for each operator of a name that ran in this call, the length of `calls` at that time.
     """
 
     path: str
     call: int
     parent: Frame | None
-    ran: dict[str, int] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    ran: dict[str, list[int]] = field(default_factory=dict)
 
     def count(self, name: str) -> int:
         """Count an operator, and return its index among the operators of this name in this call, from 0."""
         name = FAMILY if name.startswith(FAMILY) else name
-        number = self.ran.get(name, 0)
-        self.ran[name] = number + 1
-        return number
+        places = self.ran.setdefault(name, [])
+        places.append(len(self.calls))
+        return len(places) - 1
+
+    def is_like(self, other: Frame, name: str, index: int) -> bool:
+        """Return whether the operator of this name and index may be the same in both calls.
+
+        It is not if the calls ran more or fewer operators of this name, or if each called a module before the operator (after the
+        one of this name before it) that the other did not, as where a forward skips another layer.
+        """
+        places, others = self.ran.get(name, []), other.ran.get(name, [])
+        if len(places) != len(others):
+            return False
+        first, second = (
+            {*frame.calls[ends[index - 1] if index else 0 : ends[index]]}
+            for frame, ends in ((self, places), (other, others))
+        )
+        return first <= second or second <= first
 
     def chain(self) -> Iterator[Frame]:
         """Yield this call, the call in which it was made, and so on up to the call of the model."""

@@ -90,13 +90,9 @@ class ObserverMode(InnerOperatorMode):
         self._visited: dict[Address, Frame] = {}  # the call in which each operator ran
 
     def is_uncertain(self, op: Op) -> bool:
-        """Return whether `op` did not run in this forward, or may be mistaken for another operator of the same module call.
-
-        A mistake is possible if the call ran more or fewer operators of this name than in the captured run.
-        """
+        """Return whether `op` did not run in this forward, or may be mistaken for another operator of the same module call."""
         frame = self._visited.get(op.address)
-        name = op.address[2]
-        return frame is None or frame.ran.get(name) != op.frame.ran.get(name)
+        return frame is None or not frame.is_like(op.frame, *op.address[2:])
 
     def run_deferred(self) -> None:
         """Call the functions in `deferred`, and keep those that return True, which are called again."""
