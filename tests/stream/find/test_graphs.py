@@ -62,3 +62,29 @@ def test_inspect_tells_messages_from_experts(target, kind, send):
     run = repeat(lambda m, k, x: x + send(target, m.mlps[k](m.norms[k](x)[ROWS])))
     inspection = inspect_steps(run, noise(5, D))
     assert {site.kind for site in inspection.sites} == {kind}
+
+
+def weigh(m, k, x, source):
+    """Return the values that a product of activations, without a softmax, selects from a source of tokens."""
+    weights = (m.gates[k](m.norms[k](x)) @ m.gates[5](source).mT).sigmoid()
+    return weights @ m.mlps[k](source)
+
+
+def mix_experts(m, k, x):
+    """Return the sum of two experts' outputs with the weights of each token."""
+    z = m.norms[k](x)
+    weights = m.gates[k](z)[..., :2].softmax(-1)
+    return torch.einsum("bte,bted->btd", weights, torch.stack([m.mlps[k](z), m.gates[4](z)], -2))
+
+
+PRODUCTS = {
+    "attention": lambda m, k, x, memory: x + weigh(m, k, x, m.norms[k](x)),
+    "cross-attention": lambda m, k, x, memory: x + weigh(m, k, x, memory),
+    "feed-forward": lambda m, k, x, memory: x + mix_experts(m, k, x),
+}
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_inspect_tells_kinds_of_products_apart(kind):
+    inspection = inspect_steps(repeat(PRODUCTS[kind]), noise(2, 5, D), noise(2, 7, D, seed=1))
+    assert [site.kind for site in inspection.sites] == [kind] * 4

@@ -1,6 +1,6 @@
 """Kinds of sublayers, from their operators: attention, cross-attention, feed-forward, other.
 
-attention          a softmax weights values that come from the stream
+attention          a softmax, or another product of two activations, weights values that come from the stream
 cross-attention    the values come from elsewhere
 feed-forward       products with parameters that do not combine neighbouring tokens: no convolution over tokens, no recurrence
 
@@ -35,14 +35,15 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
     products = [op for op in ops if "pair" in op.traits and all(map(is_activation, op.inputs))]
     # A squared norm multiplies a value by itself.
     products = [op for op in products if len({*map(strip_views, op.inputs)}) > 1]
+    is_own = all(is_ancestor(x, v, without) for op in products for v in op.inputs)
+    attention = "attention" if is_own else "cross-attention"
     if products and any("softmax" in op.traits for op in ops):  # not next to the product, as in attention over windows
-        is_own = all(is_ancestor(x, v, without) for op in products for v in op.inputs)
-        return "attention" if is_own else "cross-attention"
+        return attention
     is_local = any("local" in op.traits and has_numbers(op.out) and _mixes_neighbours(op) for op in ops)
     if (not products and (_has_recurrence(ops) or _passes_messages(ops))) or is_local:
         return "other"
     if products:
-        return "attention"
+        return attention
     is_mixed = any("mixing" in op.traits and "cut" not in op.traits for op in ops if not _is_other_library(op))
     return "feed-forward" if is_mixed else "other"
 

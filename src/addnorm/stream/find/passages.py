@@ -50,6 +50,8 @@ def place_chain(chain: Chain) -> PlacedChain:
     """Find the dimensions of a stream's values, and check its passages."""
     layout = StreamLayout(chain)
     for sublayer in chain.list_sublayers():
+        if sublayer.kind == "attention" and layout.keeps_tokens_apart(sublayer):
+            sublayer.kind = "feed-forward"
         if sublayer.kind == "feed-forward" and layout.mixes_tokens(sublayer):
             sublayer.kind = "other"
     # A norm of more features than the stream has reads several tokens that were joined along the features.

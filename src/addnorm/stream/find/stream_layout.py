@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from addnorm.stream.dataflow.arithmetic import strip_views
+from addnorm.stream.dataflow.arithmetic import is_activation, strip_views
 from addnorm.stream.dataflow.graph import PARAMETER, Value, find_ops_between, walk
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
@@ -41,6 +41,8 @@ class StreamLayout:
         self._operands: list[Dims | None] = []
         self._follow_states()
         self._summed: dict[Sublayer, list[Part]] = {}
+        # The dimensions of a sublayer's input, and `Mixing.repeated`.
+        self._repeated: dict[Sublayer, tuple[Dims, list[Dims]]] = {}
         mixing = self._follow_sublayers()
         self._features = self._find_features(mixing)
         self._tokens, self.proven = self._find_tokens(mixing)
@@ -157,9 +159,10 @@ class StreamLayout:
             dims = trace(add.read, self._dims, self._roots)
             for sublayer in sublayers:
                 if dims is not None and sublayer.ops:
-                    before = len(mixing.projected), len(mixing.reduced)
+                    before = len(mixing.projected), len(mixing.reduced), len(mixing.repeated)
                     mixing.follow(add.read, dims, sublayer.ops)
                     self._summed[sublayer] = [*mixing.projected[before[0] :], *mixing.reduced[before[1] :]]
+                    self._repeated[sublayer] = dims, mixing.repeated[before[2] :]
         return mixing
 
     def _find_features(self, mixing: Mixing) -> set[Part]:
@@ -221,6 +224,15 @@ class StreamLayout:
         roots = {feature.root for feature in self._features}
         parts = self._summed.get(sublayer, []) if self._is_continuous else []
         return any(part.size > 1 and roots.isdisjoint(self._roots.find_origins(part.root)) for part in parts)
+
+    def keeps_tokens_apart(self, sublayer: Sublayer) -> bool:
+        """Return whether each product of two activations is of one token, as in a weighted sum of experts; False if not known."""
+        dims, products = self._repeated.get(sublayer, ((), []))
+        parts = {part for dim in dims for part in dim if not self._is_feature(part)}
+        pairs = [op for op in sublayer.ops if "pair" in op.traits and all(map(is_activation, op.inputs))]
+        # A dimension of size 1 may be that of the tokens, of which the sublayer then has one.
+        is_known = self._is_continuous and 0 < len(pairs) == len(products) and all(part.size > 1 for part in parts)
+        return is_known and all(parts <= {part for dim in batch for part in dim} for batch in products)
 
     def _is_feature(self, part: Part) -> bool:
         return any(

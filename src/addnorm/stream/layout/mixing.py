@@ -26,6 +26,7 @@ class Mixing:
         weak: parts that means, maxima and shifts combine.
         projected: parts that products with parameters combine, once for each product: features, or tokens in an MLP-Mixer.
         reduced: parts that sums and means combine, once for each sum or mean.
+        repeated: the dimensions over which each product of two activations is repeated.
     """
 
     def __init__(self, roots: Roots) -> None:
@@ -34,6 +35,7 @@ class Mixing:
         self.weak: set[Part] = set()
         self.projected: list[Part] = []
         self.reduced: list[Part] = []
+        self.repeated: list[Dims] = []
         self._dims: dict[Value, Dims] = {}
 
     def follow(self, start: Value, dims: Dims, ops: Iterable[Op]) -> dict[Value, Dims]:
@@ -94,11 +96,12 @@ class Mixing:
         first, second = op.args["added" in op.traits :][:2]
         a, b = self._get(first), self._get(second)
         inner = (*a[-1], *b[-2])
+        batch = tuple(_select_known(pair) for pair in zip(a[:-2], b[:-2], strict=True))
         if first.has_data and second.has_data:
             self._note(self.strong, inner, a[-2], b[-1])
+            self.repeated.append(batch)
         else:
             self._project(inner)
-        batch = [_select_known(pair) for pair in zip(a[:-2], b[:-2], strict=True)]
         return [(*batch, a[-2], b[-1])]
 
     def _linear(self, op: Op) -> Results:
