@@ -2,7 +2,8 @@
 
 attention          a softmax, or another product of two activations, weights values that come from the stream
 cross-attention    the values come from elsewhere
-feed-forward       products with parameters that do not combine neighbouring tokens: no convolution over tokens, no recurrence
+feed-forward       products that do not combine neighbouring tokens: no convolution over tokens, no recurrence. Products of two
+                   activations of one token, such as a weighted sum of experts, become feed-forward in `place_chain`.
 
 The names of modules and classes are not used.
 """

@@ -47,7 +47,7 @@ class PlacedChain(Chain):
 
 
 def place_chain(chain: Chain) -> PlacedChain:
-    """Find the dimensions of a stream's values, and check its passages."""
+    """Find the dimensions of a stream's values, correct the sublayers' kinds by them, and check its passages."""
     layout = StreamLayout(chain)
     for sublayer in chain.list_sublayers():
         if sublayer.kind == "attention" and layout.keeps_tokens_apart(sublayer):
