@@ -114,9 +114,8 @@ enum class GradZ { unused, used, optional };
 
 // R rows of a backward call. Z: dtype of z and its gradient; DY: dtype of y's gradient; SUMS: which of dweight and dbias are
 // requested: 0 neither, 1 dweight, 2 both, 3 known at run time.
-template <class Z, class DY, class Sink, Norm NORM, GradZ DZ, int SUMS, int R>
+template <class Z, class DY, class Sink, class NORM, GradZ DZ, int SUMS, int R>
 struct Rows {
-  static constexpr bool kNorm = NORM != Norm::none;
   int64_t d;
   bool prefetch;
   const real* weight;
@@ -131,7 +130,7 @@ struct Rows {
       z[r] = In<Z>(a.z, a.z_type, at);
       dz[r] = In<Z>(a.dz, a.z_type, at);
       dy[r] = In<DY>(a.dy, a.dy_type, at);
-      if (!kNorm) continue;
+      if (!NORM::kIsNorm) continue;
       const int64_t moments = 2 * (index + r);
       const bool stats64 = a.z_type == Type::f64;
       const double* m64 = static_cast<const double*>(a.stats) + moments;
@@ -143,7 +142,7 @@ struct Rows {
   }
 
   INLINE vec normalized(int r, vec value) const {
-    return mul(NORM == Norm::rms ? value : sub(value, mean[r]), rstd[r]);
+    return mul(NORM::kCentred ? sub(value, mean[r]) : value, rstd[r]);
   }
 
   // c1 += dy * weight * x_hat, c2 += dy * weight
@@ -157,15 +156,15 @@ struct Rows {
       vec x = normalized(r, z[r].template get<PART>(i, n));
       if (PART) x = keep_first(x, n);  // beyond the row x is -mean * rstd, which may be infinite
       c1[r] = fma(wdy, x, c1[r]);
-      if (NORM == Norm::layer) c2[r] = add(c2[r], wdy);
+      if (NORM::kCentred) c2[r] = add(c2[r], wdy);
     }
   }
 
-  // dz + rstd * (dy * weight - c2 - x_hat * c1), and the running parameter gradients
+  // dz + rstd * (dy * weight - c2 - slope * c1), and the running parameter gradients
   template <bool PART>
   INLINE void write_gradients(Sink& sink, int64_t i, int64_t n) {
     vec t[R];
-    if constexpr (!kNorm) {
+    if constexpr (!NORM::kIsNorm) {
       for (int r = 0; r < R; ++r) t[r] = dz[r].template get<PART>(i, n);
     } else {
       const vec w = load_some<PART>(weight + i, n);
@@ -186,8 +185,8 @@ struct Rows {
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         x[r] = normalized(r, x[r]);
-        t[r] = NORM == Norm::rms ? mul(g[r], w) : sub(mul(g[r], w), c2[r]);
-        t[r] = fnma(x[r], c1[r], t[r]);
+        t[r] = NORM::kCentred ? sub(mul(g[r], w), c2[r]) : mul(g[r], w);
+        t[r] = fnma(NORM::slope(x[r]), c1[r], t[r]);
         t[r] = DZ == GradZ::unused ? mul(t[r], rstd[r]) : fma(t[r], rstd[r], dz_rows[r]);
       }
       vec dweight = mul(g[0], x[0]), dbias = g[0];
@@ -204,7 +203,7 @@ struct Rows {
 
   INLINE void run(Sink& sink) {
     const int64_t full = d - d % W;
-    if (kNorm) {
+    if constexpr (NORM::kIsNorm) {
       vec segment1[R], segment2[R];
       for (int r = 0; r < R; ++r) segment1[r] = segment2[r] = fill(0);
       for (int64_t i = 0; i < full; i += W) {
@@ -219,7 +218,7 @@ struct Rows {
       if (full < d) accumulate_means<true>(full, d - full);
       for (int r = 0; r < R; ++r) {
         c1[r] = fill(sum(add(segment1[r], c1[r])) / static_cast<real>(d));
-        if (NORM == Norm::layer) c2[r] = fill(sum(add(segment2[r], c2[r])) / static_cast<real>(d));
+        if (NORM::kCentred) c2[r] = fill(sum(add(segment2[r], c2[r])) / static_cast<real>(d));
       }
     }
     for (int64_t i = 0; i < full; i += W) write_gradients<false>(sink, i, W);
@@ -227,7 +226,7 @@ struct Rows {
   }
 };
 
-template <class Z, class DY, class Sink, Norm NORM, GradZ DZ, int SUMS, int R>
+template <class Z, class DY, class Sink, class NORM, GradZ DZ, int SUMS, int R>
 void backward_rows(const Backward& a, int64_t index, const Sums& sums, unsigned char* mask_scratch) {
   Sink sink(a, index, mask_scratch);
   Rows<Z, DY, Sink, NORM, DZ, SUMS, R> rows(a, index, sums);
@@ -239,28 +238,17 @@ using BackwardRows = void (*)(const Backward&, int64_t, const Sums&, unsigned ch
 
 // ---------------------------------------------------------------------------------------------------------- choosing
 
-template <class T, Norm NORM, GradZ DZ, int R>
+template <class T, class NORM, GradZ DZ, int R>
 BackwardRows pick_sums(const Backward& a) {
   if (a.sums == 0) return backward_rows<T, T, PlainGradient<T, R>, NORM, DZ, 0, R>;
-  if (NORM == Norm::rms && a.sums == 1) return backward_rows<T, T, PlainGradient<T, R>, NORM, DZ, 1, R>;
-  return backward_rows<T, T, PlainGradient<T, R>, NORM, DZ, NORM == Norm::rms ? 3 : 2, R>;
+  if constexpr (NORM::kHasBias) return backward_rows<T, T, PlainGradient<T, R>, NORM, DZ, 2, R>;
+  else return a.sums == 1 ? backward_rows<T, T, PlainGradient<T, R>, NORM, DZ, 1, R> : backward_rows<T, T, PlainGradient<T, R>, NORM, DZ, 3, R>;
 }
 
 // One dtype throughout and one gradient out.
-template <class T, int R>
+template <class T, class NORM, int R>
 BackwardRows pick_plain(const Backward& a) {
-  static_assert(kNorms == 3, "a new norm needs its loop here");
-  if (a.norm == Norm::layer)
-    return a.dz != nullptr ? pick_sums<T, Norm::layer, GradZ::used, R>(a) : pick_sums<T, Norm::layer, GradZ::unused, R>(a);
-  return a.dz != nullptr ? pick_sums<T, Norm::rms, GradZ::used, R>(a) : pick_sums<T, Norm::rms, GradZ::unused, R>(a);
-}
-
-template <int R>
-BackwardRows pick_scaled(const Backward& a) {
-  static_assert(kNorms == 3, "a new norm needs its loop here");
-  if (a.norm == Norm::layer) return backward_rows<any, any, ScaledGradients<R>, Norm::layer, GradZ::optional, 3, R>;
-  if (a.norm == Norm::rms) return backward_rows<any, any, ScaledGradients<R>, Norm::rms, GradZ::optional, 3, R>;
-  return backward_rows<any, any, ScaledGradients<R>, Norm::none, GradZ::optional, 3, R>;
+  return a.dz != nullptr ? pick_sums<T, NORM, GradZ::used, R>(a) : pick_sums<T, NORM, GradZ::unused, R>(a);
 }
 
 // Whether all rows that are read or written have this dtype.
@@ -272,15 +260,18 @@ bool all_are(const Backward& a, Type type) {
 
 template <int R>
 BackwardRows pick_backward(const Backward& a) {
-  if constexpr (!kWide) {
-    // The usual sums: all parameters of the norm, or none. Other combinations use the general loop.
-    const bool usual = a.sums == 0 || (a.place[kWeightSum] == 0 && (a.norm == Norm::rms || a.sums == 2));
-    const bool plain = a.add.is_default && a.norm != Norm::none && a.dresidual != nullptr && a.dbranch == nullptr && usual;
-    if (plain && all_are(a, Type::f32)) return pick_plain<float, R>(a);
-    if (plain && all_are(a, Type::bf16)) return pick_plain<bf16, R>(a);
-    if (plain && all_are(a, Type::f16)) return pick_plain<f16, R>(a);
-  }
-  return pick_scaled<R>(a);
+  return with_norm(a.norm, [&a](auto norm) -> BackwardRows {
+    using NORM = decltype(norm);
+    if constexpr (!kWide && NORM::kIsNorm) {
+      // The usual sums: all parameters of the norm, or none. Other combinations use the general loop.
+      const bool usual = a.sums == 0 || (a.place[kWeightSum] == 0 && (!NORM::kHasBias || a.sums == 2));
+      const bool plain = a.add.is_default && a.dresidual != nullptr && a.dbranch == nullptr && usual;
+      if (plain && all_are(a, Type::f32)) return pick_plain<float, NORM, R>(a);
+      if (plain && all_are(a, Type::bf16)) return pick_plain<bf16, NORM, R>(a);
+      if (plain && all_are(a, Type::f16)) return pick_plain<f16, NORM, R>(a);
+    }
+    return backward_rows<any, any, ScaledGradients<R>, NORM, GradZ::optional, 3, R>;
+  });
 }
 
 // One block of rows, chunk by chunk: the sums of a chunk are accumulated in `chunk_sums`, those of the block in its partial sums.

@@ -24,7 +24,7 @@ struct BackwardCall {
         weight(tensors[Args::kWeight]),
         grad_mask(mask),
         weight_offset(offset),
-        known_norm(is_code(norm_code, kNorms)) {
+        known_norm(is_norm(norm_code)) {
     // If y was not used, the gradient of z is passed on unchanged.
     args.norm = dy != nullptr && known_norm ? static_cast<Norm>(norm_code) : Norm::none;
     if (args.norm == Norm::none) dy = nullptr;

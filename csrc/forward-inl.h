@@ -7,11 +7,9 @@
 using ReadRow = Moments (*)(const Forward&, int64_t, void*, unsigned char*);
 using WriteRows = void (*)(const Forward&, int64_t, void* const*, const Moments*);
 
-template <class Source, class Z, template <bool> class RowSums = WideSums>
+template <class Source, class Z, template <class> class RowSums = WideSums>
 ReadRow pick_norm(Norm norm) {
-  static_assert(kNorms == 3, "a new norm needs its loop here");
-  if (norm == Norm::layer) return read_row<Source, Z, Norm::layer, RowSums>;
-  return norm == Norm::rms ? read_row<Source, Z, Norm::rms, RowSums> : read_row<Source, Z, Norm::none, RowSums>;
+  return with_norm(norm, [](auto type) -> ReadRow { return read_row<Source, Z, decltype(type), RowSums>; });
 }
 
 // The dtypes of residual, branch and z as one number.

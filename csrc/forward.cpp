@@ -17,7 +17,7 @@ struct ForwardCall {
         branch(tensors[AddNormArgs::kBranch]),
         weight(tensors[AddNormArgs::kWeight]),
         bias(tensors[AddNormArgs::kBias]),
-        known_norm(is_code(norm_code, kNorms)) {
+        known_norm(is_norm(norm_code)) {
     args.eps = eps;
     args.norm = known_norm ? static_cast<Norm>(norm_code) : Norm::none;
   }

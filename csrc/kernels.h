@@ -122,6 +122,7 @@ struct Loops {
   // Attention over sources; null in float64.
   void (*attend_forward)(const Attend&, int64_t token, int64_t end, float* scratch);
   void (*attend_backward)(const Attend&, int64_t part, float* scratch);
+  uint32_t norms;  // the codes of the norms that `forward` and `backward` compute, as bits
 };
 
 struct Kernels {
@@ -138,6 +139,9 @@ extern const Kernels kernels_avx512;
 
 // The best table for this CPU; ATEN_CPU_CAPABILITY=default|avx2|avx512 lowers it, as it does for torch.
 const Kernels& kernels();
+
+// Whether the kernels compute the norm with this code, or with that of Norm::none the add alone.
+inline bool is_norm(int64_t code) { return code >= 0 && code < 32 && (kernels().float32.norms >> code & 1) != 0; }
 
 // Whether the Python package has registered the reference; false in a process that loads only this library.
 extern bool has_reference;

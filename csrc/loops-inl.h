@@ -8,6 +8,8 @@ namespace float32 {
 
 #include "memory-inl.h"
 
+#include "norms-inl.h"
+
 #include "sources-inl.h"
 
 #include "row-inl.h"
@@ -26,12 +28,14 @@ namespace float32 {
 
 #include "streams_backward-inl.h"
 #undef EACH_TYPE
-constexpr Loops loops = {forward, backward, reduce, widen, narrow, streams_forward, streams_backward, attend_forward, attend_backward};
+constexpr Loops loops = {forward, backward, reduce, widen, narrow, streams_forward, streams_backward, attend_forward, attend_backward, kNorms};
 }  // namespace float32
 namespace float64 {
 #include "vec64-inl.h"
 
 #include "memory-inl.h"
+
+#include "norms-inl.h"
 
 #include "sources-inl.h"
 
@@ -43,5 +47,5 @@ namespace float64 {
 
 #include "backward-inl.h"
 #undef EACH_TYPE
-constexpr Loops loops = {forward, backward, reduce, widen, narrow, nullptr, nullptr, nullptr, nullptr};
+constexpr Loops loops = {forward, backward, reduce, widen, narrow, nullptr, nullptr, nullptr, nullptr, kNorms};
 }  // namespace float64

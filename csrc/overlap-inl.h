@@ -18,7 +18,7 @@ struct CopiedRow : NoRow {
 };
 
 // One row, written while the next one is read; with STREAM past the caches, where the next one is copied to z too.
-template <class Z, class Y, Norm NORM, bool BIAS, bool STREAM>
+template <class Z, class Y, bool BIAS, bool STREAM>
 struct PreviousRow {
   static constexpr bool kWrites = true, kCopies = STREAM, kPair = kHasPairs && is_same<Z, bf16>;
   CopiedRow<Z> next;
@@ -80,7 +80,7 @@ INLINE const real* split_parameter(const real* from, real* to, int64_t d) {
 
 // Each row is written while the next one is read. With STREAM the results go past the caches, which do not hold them: no line is read
 // before it is written. The sums are then in one row of scratch: an element is read before that of the next row replaces it.
-template <class T, class Source, template <bool> class RowSums, Norm NORM, bool BIAS, bool STREAM>
+template <class T, class Source, template <class> class RowSums, class NORM, bool BIAS, bool STREAM>
 void overlapped(const Forward& a, int64_t begin, int64_t end, char* scratch) {
   const int64_t bytes = a.d * size_of(a.z_type);
   // Without z the sum is stored where y will be: an element is read before it is written.
@@ -103,19 +103,22 @@ void overlapped(const Forward& a, int64_t begin, int64_t end, char* scratch) {
       return;
     }
     m = read_row_along<Source, T, NORM, RowSums>(
-        a, row + 1, stored(row + 1), nullptr, PreviousRow<T, T, NORM, BIAS, STREAM>(a, row, stored(row), stored(row + 1), parameters, m));
+        a, row + 1, stored(row + 1), nullptr, PreviousRow<T, T, BIAS, STREAM>(a, row, stored(row), stored(row + 1), parameters, m));
   }
 }
 
-template <class T, class Source, template <bool> class RowSums, bool STREAM>
-auto pick_overlapped(const Forward& a) -> void (*)(const Forward&, int64_t, int64_t, char*) {
-  static_assert(kNorms == 3, "a new norm needs its loop here");
-  if (a.norm == Norm::layer)
-    return a.bias != nullptr ? overlapped<T, Source, RowSums, Norm::layer, true, STREAM> : overlapped<T, Source, RowSums, Norm::layer, false, STREAM>;
-  return a.bias != nullptr ? overlapped<T, Source, RowSums, Norm::rms, true, STREAM> : overlapped<T, Source, RowSums, Norm::rms, false, STREAM>;
+using Overlapped = void (*)(const Forward&, int64_t, int64_t, char*);
+
+template <class T, class Source, template <class> class RowSums, bool STREAM>
+Overlapped pick_overlapped(const Forward& a) {
+  return with_norm(a.norm, [&a](auto norm) -> Overlapped {
+    using NORM = decltype(norm);
+    if constexpr (!NORM::kIsNorm) return nullptr;
+    else return a.bias != nullptr ? overlapped<T, Source, RowSums, NORM, true, STREAM> : overlapped<T, Source, RowSums, NORM, false, STREAM>;
+  });
 }
 
-template <class T, template <bool> class RowSums>
+template <class T, template <class> class RowSums>
 void run_overlapped(const Forward& a, int64_t begin, int64_t end, void* scratch) {
   const auto run = a.branch == nullptr        ? pick_overlapped<T, NormOnly<T>, RowSums, false>(a)
                    : a.stream && kStreams ? pick_overlapped<T, PlainSum<T, T>, RowSums, kStreams>(a)

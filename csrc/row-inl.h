@@ -23,10 +23,10 @@ INLINE void prefetch_for_write(const char* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 1);
 }
 
-// The sums of a row's values and of their squares in `real`, shifted by the mean of the row's first elements as in vec64-inl.h. Their
+// The sums of a row's values and of their terms in `real`, shifted by the mean of the row's first elements as in vec64-inl.h. Their
 // error may reach several roundings of float where few elements make up most of the sum: for rows and results of 16 bits, whose own
 // rounding is 2^13 times that of a float.
-template <bool MEAN>
+template <class NORM>
 struct ShortSums {
   static constexpr double kMaxRatio = 0.25;
   static constexpr bool kSplits = kHasPairs;  // of bfloat16, in every loop the elements of a pair are added in its order
@@ -37,7 +37,7 @@ struct ShortSums {
     for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
   }
   INLINE void begin(const vec* t, int count, int64_t n) {
-    if (!MEAN) return;
+    if (!NORM::kCentred) return;
     const real first = lane0(t[0]);
     vec above = fill(0);
     for (int u = 0; u < count; ++u) above = add(above, keep_first(sub(t[u], fill(first)), u + 1 < count ? W : n));
@@ -52,33 +52,34 @@ struct ShortSums {
       for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
     }
 #pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) add_to(u, MEAN ? sub(t[u], k) : t[u]);
+    for (int u = 0; u < 4; ++u) add_to(u, NORM::kCentred ? sub(t[u], k) : t[u]);
   }
-  INLINE void add_part(vec t, int64_t n) { add_to(0, MEAN ? keep_first(sub(t, k), n) : t); }
+  INLINE void add_part(vec t, int64_t n) { add_to(0, NORM::kCentred ? keep_first(sub(t, k), n) : t); }
   INLINE void add_to(int u, vec t) {
-    if (MEAN) s1[u] = add(s1[u], t);
-    s2[u] = fma(t, t, s2[u]);
+    if (NORM::kCentred) s1[u] = add(s1[u], t);
+    s2[u] = NORM::add_term(t, s2[u]);
   }
   INLINE double origin() const { return static_cast<double>(shift); }
   INLINE double values() const { return static_cast<double>(sum(add(segment1, add(add(s1[0], s1[1]), add(s1[2], s1[3]))))); }
-  INLINE double squares() const { return static_cast<double>(sum(add(segment2, add(add(s2[0], s2[1]), add(s2[2], s2[3]))))); }
+  INLINE double terms() const { return static_cast<double>(sum(add(segment2, add(add(s2[0], s2[1]), add(s2[2], s2[3]))))); }
 };
 
-// mean and rstd of centred sums. The squares of a float z overflow like floats, although they are summed in double.
-INLINE Moments moments_of(double mean, double var, double count, const Forward& a) {
-  const double squares = var * count;
-  if (a.z_type != Type::f64 && squares > 0x1.fffffep127) var = static_cast<double>(__builtin_inff());
-  return {static_cast<real>(mean), static_cast<real>(1.0 / __builtin_sqrt(var + a.eps))};
+// mean and rstd of centred sums. The terms of a float z overflow like floats, although they are summed in double.
+template <class NORM>
+INLINE Moments moments_of(double mean, double term, double count, const Forward& a) {
+  const double terms = term * count;
+  if (a.z_type != Type::f64 && terms > 0x1.fffffep127) term = static_cast<double>(__builtin_inff());
+  return {static_cast<real>(mean), static_cast<real>(NORM::rstd(term, a.eps))};
 }
 
 // Centred moments, in two passes with one correction of the mean, for a row whose moments of one pass are not accurate.
-template <class Z>
+template <class Z, class NORM>
 Moments two_pass(const Forward& a, const In<Z> row, double guess) {
   const int64_t d = a.d, full = d - d % W;
   const double count = static_cast<double>(d);
   double mean = guess, var = 0;
   for (int pass = 0; pass < 2; ++pass) {
-    WideSums<true> sums(mean);
+    WideSums<NORM> sums(mean);
     for (int64_t i = 0; i < full; i += W) sums.add_shifted(row.template get<false>(i, W));
     double s1 = 0, s2 = 0;
     for (int64_t i = full; i < d; ++i) {
@@ -87,10 +88,10 @@ Moments two_pass(const Forward& a, const In<Z> row, double guess) {
       s2 += t * t;
     }
     const double left = (sums.values() + s1) / count;
-    var = (sums.squares() + s2) / count - left * left;
+    var = (sums.terms() + s2) / count - left * left;
     if (pass == 0) mean += left;
   }
-  return moments_of(mean, var < 0 ? 0 : var, count, a);
+  return moments_of<NORM>(mean, var < 0 ? 0 : var, count, a);
 }
 
 // Store the source, rounded to Z, in `stored`, and return mean and rstd. Without a branch the source is only read.
@@ -100,18 +101,18 @@ Moments two_pass(const Forward& a, const In<Z> row, double guess) {
 //
 // `along` writes the row before at the same time (`PreviousRow`): its loads and stores fill the ports that the sums leave free, and nothing
 // waits for a row's statistics. It also copies this row to z, if `stored` is not there.
-template <class Source, class Z, Norm NORM, template <bool> class RowSums, class Along>
+template <class Source, class Z, class NORM, template <class> class RowSums, class Along>
 INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, unsigned char* mask_scratch, const Along& along) {
   const int64_t d = a.d;
   const Source source(a, index, mask_scratch);
   const Out<Z> row(stored, a.z_type, 0);
   constexpr bool kPair = Source::kPairs && is_same<Z, bf16>;
-  const bool splits = !kPair && RowSums<true>::kSplits && a.z_type == Type::bf16;
-  const bool prefetch = NORM != Norm::none && a.prefetch && !Along::kCopies, ahead = d >= 2 * kAhead;
+  const bool splits = !kPair && RowSums<NORM>::kSplits && a.z_type == Type::bf16;
+  const bool prefetch = NORM::kIsNorm && a.prefetch && !Along::kCopies, ahead = d >= 2 * kAhead;
   const int64_t y_bytes = size_of(a.y_type);
   const char* y = static_cast<const char*>(a.y) + index * d * y_bytes;
 
-  RowSums<NORM == Norm::layer> sums;
+  RowSums<NORM> sums;
   const int64_t block = 4 * W, full = d - d % block;
 
   for (int64_t i = 0; i < full; i += block) {
@@ -136,7 +137,7 @@ INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, uns
     }
     if (splits)
       for (int u = 0; u < 4; u += 2) split(t + u);
-    if (NORM != Norm::none) {
+    if constexpr (NORM::kIsNorm) {
       if (i == 0) sums.begin(t, 4, W);
       sums.add_block(i, t);
     }
@@ -147,20 +148,23 @@ INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, uns
     if (Along::kWrites) along.template store<true>(i, along.template value<true>(i, n), n);
     if (Source::kHasBranch) t = row.template write<true>(i, t, n);
     if (Along::kCopies) along.template copy<true>(i, n);
-    if (NORM != Norm::none) {
+    if constexpr (NORM::kIsNorm) {
       if (i == 0) sums.begin(&t, 1, n);
       sums.add_part(keep_first(t, n), n);
     }
   }
-  if (NORM == Norm::none) return {0, 0};
-
-  const double count = static_cast<double>(d), m2 = sums.squares() / count;
-  if (NORM == Norm::rms) return moments_of(0, m2, count, a);
-  // The sum of a float z overflows like a float too.
-  const bool limited = a.z_type != Type::f64;
-  const double all = sums.values(), m1 = all / count, var = m2 - m1 * m1;
-  if (!(m1 * m1 <= RowSums<true>::kMaxRatio * var)) return two_pass(a, In<Z>(stored, a.z_type, 0), sums.origin() + m1);
-  return moments_of(sums.origin() + (limited ? static_cast<double>(static_cast<float>(all)) / count : m1), var, count, a);
+  if constexpr (!NORM::kIsNorm) return {0, 0};
+  else {
+    const double count = static_cast<double>(d), m2 = sums.terms() / count;
+    if constexpr (!NORM::kCentred) return moments_of<NORM>(0, m2, count, a);
+    else {
+      // The sum of a float z overflows like a float too.
+      const bool limited = a.z_type != Type::f64;
+      const double all = sums.values(), m1 = all / count, var = m2 - m1 * m1;
+      if (!(m1 * m1 <= RowSums<NORM>::kMaxRatio * var)) return two_pass<Z, NORM>(a, In<Z>(stored, a.z_type, 0), sums.origin() + m1);
+      return moments_of<NORM>(sums.origin() + (limited ? static_cast<double>(static_cast<float>(all)) / count : m1), var, count, a);
+    }
+  }
 }
 
 struct NoRow {
@@ -173,7 +177,7 @@ struct NoRow {
   INLINE void copy(int64_t, int64_t) const {}
 };
 
-template <class Source, class Z, Norm NORM, template <bool> class RowSums>
+template <class Source, class Z, class NORM, template <class> class RowSums>
 Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* mask_scratch) {
   return read_row_along<Source, Z, NORM, RowSums>(a, index, stored, mask_scratch, NoRow());
 }

@@ -1,4 +1,4 @@
-// The dtypes of rows in memory, and the norms.
+// The dtypes of rows in memory, and the code of a norm.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ enum class Type : int { f32, bf16, f16, f64 };
 constexpr int kTypes = 4;
 inline int64_t size_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
 
-enum class Norm : int { layer, rms, none };
-constexpr int kNorms = 3;
+// The codes of the norms are those of src/addnorm/_util/norms.py; norms-inl.h has the norms that the loops compute.
+enum class Norm : int { none = 2 };
 
 }  // namespace addnorm

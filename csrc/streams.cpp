@@ -81,7 +81,7 @@ struct StreamsCall {
     a.gate_eps = static_cast<float>(stack.real(Args::kGateEps));
     a.magnitude = static_cast<float>(stack.real(Args::kMagnitude));
     const int64_t kind = stack.integer(Args::kKind), norm = stack.integer(Args::kNorm), iterations = stack.integer(Args::kIterations);
-    if (shape.dim < 2 || !is_code(kind, kKinds) || !is_code(norm, kNorms)) return false;
+    if (shape.dim < 2 || !is_code(kind, kKinds) || !is_norm(norm)) return false;
     a.kind = static_cast<Kind>(kind);
     a.norm = static_cast<Norm>(norm);
     if (a.kind == Kind::manifold) {

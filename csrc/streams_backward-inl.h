@@ -63,21 +63,7 @@ struct BackwardBlock {
         store(du + i, m < W ? keep_first(dr.template get<true>(i, m), m) : dr.template get<false>(i, W));
       }
     } else {
-      const float* const moments = a.saved_stats + row * a.stats();
-      const vec mean = fill(moments[0]), rstd = fill(moments[1]);
-      const bool centred = a.norm == Norm::layer;
-      vec c1 = fill(0), c2 = fill(0);
-      for (int64_t i = 0; i < d; i += W) {
-        const int64_t m = d - i;
-        if (m < W) normed_step<true>(c, dr, mean, rstd, centred, i, m, du, c1, c2);
-        else normed_step<false>(c, dr, mean, rstd, centred, i, W, du, c1, c2);
-      }
-      const vec k1 = fill(sum(c1) / static_cast<float>(d)), k2 = fill(centred ? sum(c2) / static_cast<float>(d) : 0.0f);
-      for (int64_t i = 0; i < d; i += W) {
-        vec g = mul(fnma(load(s.normed + i), k1, sub(load(du + i), k2)), rstd);
-        if (d - i < W) g = keep_first(g, d - i);
-        store(du + i, g);
-      }
+      with_norm(a.norm, [&](auto norm) { normed_backward<decltype(norm)>(row, c, dr, du); });
     }
     if (a.per_feature) {
       if (a.dcollapse_rows == nullptr) return;
@@ -96,18 +82,38 @@ struct BackwardBlock {
     if (a.dcollapse_rows != nullptr)
       for (int64_t j = 0; j < n; ++j) a.dcollapse_rows[row * n + j] = dots[j];
   }
+  // The gradient of the sum c X' through its norm, in du.
+  template <class NORM>
+  void normed_backward(int64_t row, const float* c, const In<any>& dr, float* du) {
+    if constexpr (NORM::kIsNorm) {
+      const float* const moments = a.saved_stats + row * a.stats();
+      const vec mean = fill(moments[0]), rstd = fill(moments[1]);
+      vec c1 = fill(0), c2 = fill(0);
+      for (int64_t i = 0; i < d; i += W) {
+        const int64_t m = d - i;
+        if (m < W) normed_step<NORM, true>(c, dr, mean, rstd, i, m, du, c1, c2);
+        else normed_step<NORM, false>(c, dr, mean, rstd, i, W, du, c1, c2);
+      }
+      const vec k1 = fill(sum(c1) / static_cast<float>(d)), k2 = fill(NORM::kCentred ? sum(c2) / static_cast<float>(d) : 0.0f);
+      for (int64_t i = 0; i < d; i += W) {
+        vec g = mul(fnma(NORM::slope(load(s.normed + i)), k1, sub(load(du + i), k2)), rstd);
+        if (d - i < W) g = keep_first(g, d - i);
+        store(du + i, g);
+      }
+    }
+  }
   // Floats of a row with the zeros after it.
   int64_t row_stride_used() const { return (d + W - 1) / W * W; }
 
-  template <bool PART>
-  INLINE void normed_step(const float* c, const In<any>& dr, vec mean, vec rstd, bool centred, int64_t i, int64_t m, float* du, vec& c1, vec& c2) {
+  template <class NORM, bool PART>
+  INLINE void normed_step(const float* c, const In<any>& dr, vec mean, vec rstd, int64_t i, int64_t m, float* du, vec& c1, vec& c2) {
     vec u = fill(0);
     for (int j = 0; j < n; ++j) {
       const vec v = load(s.row + j * row_stride + i);
       const vec gate = a.per_feature ? load_some<PART>(c + j * d + i, m) : fill(c[j]);
       u = j == 0 ? mul(gate, v) : fma(gate, v, u);
     }
-    vec x = mul(centred ? sub(u, mean) : u, rstd);
+    vec x = mul(NORM::kCentred ? sub(u, mean) : u, rstd);
     if (PART) x = keep_first(x, m);
     const vec g = dr.template get<PART>(i, m), w = load_some<PART>(a.weight + i, m), wdy = mul(g, w);
     store(s.normed + i, x);

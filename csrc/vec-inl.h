@@ -346,10 +346,10 @@ INLINE void finish_streams() {}
 
 #endif
 
-// The sums of a row's values and of their squares, for RMSNorm of the squares alone. A double holds the square of a float exactly, and
-// sums of them far more accurately than a float holds the result, whatever the order and the size of the terms. So the shift is 0; a
-// mean that is large against the standard deviation costs the variance the bits of their squared ratio, of which kMaxRatio leaves 32.
-template <bool MEAN>
+// The sums of a row's values, if the norm is centred, and of their terms. A double holds the square of a float exactly, and sums of
+// them far more accurately than a float holds the result, whatever the order and the size of the terms. So the shift is 0; a mean
+// that is large against the standard deviation costs the variance the bits of their squared ratio, of which kMaxRatio leaves 32.
+template <class NORM>
 struct WideSums {
   static constexpr bool kSplits = false;
   static constexpr double kMaxRatio = 0x1p20;
@@ -369,16 +369,16 @@ struct WideSums {
   // The same with the shift subtracted, for n = W.
   INLINE void add_shifted(vec t) { add_to(0, low_half(t) - shift, high_half(t) - shift); }
   INLINE void add_to(int c, half low, half high) {
-    if (MEAN) {
+    if (NORM::kCentred) {
       s1[c] += low;
       s1[c + 1] += high;
     }
-    s2[c] = fma(low, low, s2[c]);
-    s2[c + 1] = fma(high, high, s2[c + 1]);
+    s2[c] = NORM::add_term(low, s2[c]);
+    s2[c + 1] = NORM::add_term(high, s2[c + 1]);
   }
   INLINE double origin() const { return shift[0]; }
   INLINE double values() const { return sum((s1[0] + s1[1]) + (s1[2] + s1[3])); }
-  INLINE double squares() const { return sum((s2[0] + s2[1]) + (s2[2] + s2[3])); }
+  INLINE double terms() const { return sum((s2[0] + s2[1]) + (s2[2] + s2[3])); }
 };
 
 // `store_rounded` stores a and returns it rounded to the dtype of the memory.

@@ -83,10 +83,11 @@ INLINE vec store_rounded(T* p, vec a, int64_t n) {
   return load(p, n);
 }
 
-// The sums of a row's values and of their squares, shifted by the mean of the row's first elements. Each addition to a running sum is
-// corrected by its rounding error (Neumaier), so an error does not grow with the length of a row, or with one element that is larger than
-// the sum of all others. The shift loses no accuracy while the squared mean of what is left is small against the variance.
-template <bool MEAN>
+// The sums of a row's values, if the norm is centred, and of their terms, shifted by the mean of the row's first elements. Each
+// addition to a running sum is corrected by its rounding error (Neumaier), so an error does not grow with the length of a row, or
+// with one element that is larger than the sum of all others. The shift loses no accuracy while the squared mean of what is left is
+// small against the variance.
+template <class NORM>
 struct WideSums {
   static constexpr bool kSplits = false;
   static constexpr double kMaxRatio = 0.25;
@@ -96,7 +97,7 @@ struct WideSums {
   explicit INLINE WideSums(double origin) { shift += origin; }
   // Take the shift from the first vectors of a row, the last of which has n elements.
   INLINE void begin(const vec* t, int count, int64_t n) {
-    if (!MEAN) return;
+    if (!NORM::kCentred) return;
     const double first = lane0(t[0]);
     vec above = {};
     for (int u = 0; u < count; ++u) above = add(above, keep_first(sub(t[u], fill(first)), u + 1 < count ? W : n));
@@ -105,16 +106,16 @@ struct WideSums {
   INLINE void add_block(int64_t, const vec* t) {
     vec u[4];
     for (int i = 0; i < 4; ++i) u[i] = sub(t[i], shift);
-    add_to((u[0] + u[1]) + (u[2] + u[3]), (u[0] * u[0] + u[1] * u[1]) + (u[2] * u[2] + u[3] * u[3]));
+    add_to((u[0] + u[1]) + (u[2] + u[3]), (NORM::term(u[0]) + NORM::term(u[1])) + (NORM::term(u[2]) + NORM::term(u[3])));
   }
   INLINE void add_part(vec t, int64_t n) {
     const vec u = keep_first(sub(t, shift), n);
-    add_to(u, u * u);
+    add_to(u, NORM::term(u));
   }
   INLINE void add_shifted(vec t) { add_part(t, W); }
-  INLINE void add_to(vec values, vec squares) {
-    if (MEAN) s1 = add_exactly(s1, values, &lost1);
-    s2 = add_exactly(s2, squares, &lost2);
+  INLINE void add_to(vec values, vec terms) {
+    if (NORM::kCentred) s1 = add_exactly(s1, values, &lost1);
+    s2 = add_exactly(s2, terms, &lost2);
   }
   static INLINE vec add_exactly(vec a, vec b, vec* lost) {
     const vec s = a + b, added = s - a;
@@ -123,7 +124,7 @@ struct WideSums {
   }
   INLINE double origin() const { return shift[0]; }
   INLINE double values() const { return total(s1, lost1); }
-  INLINE double squares() const { return total(s2, lost2); }
+  INLINE double terms() const { return total(s2, lost2); }
   static double total(vec s, vec lost) {
     double all = 0, rest = sum(lost);
     for (int i = 0; i < W; ++i) {

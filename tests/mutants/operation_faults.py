@@ -32,7 +32,7 @@ OPERATION = {
                 "sums-of-long-rows-kept", "csrc/row-inl.h",
                 "$x = add($x, ...); for ($int $u = 0; $u < 4; ++$u) $a[$u] = $b[$u] = fill(0);", "$x = add($x, ...);",
             ),
-            Fault("tail-lanes-counted", "csrc/row-inl.h", "MEAN ? keep_first($f($t, $k), $n) : $t", "MEAN ? $f($t, $k) : $t"),
+            Fault("tail-lanes-counted", "csrc/row-inl.h", "NORM::kCentred ? keep_first($f($t, $k), $n) : $t", "NORM::kCentred ? $f($t, $k) : $t"),
             Fault("squares-summed-in-float", "csrc/forward-inl.h", "$run<float, WideSums>(", "$run<float, ShortSums>("),
             Fault("large-mean-not-centred-again", "csrc", "kMaxRatio = 0x1p20", "kMaxRatio = 0x1p60"),
             Fault("lost-part-of-float64-sums", "csrc/vec64-inl.h", "$a - $a == 0 ? $a + $r : $a", "$a"),
