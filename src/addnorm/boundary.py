@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from addnorm._util.arguments import check_choice
+from addnorm._util.norms import Norm
 from addnorm._util.torch_internals import in_transform, is_recording
 from addnorm.ops import dispatch, dtensor
 from addnorm.ops.options import NORMS
@@ -108,7 +109,7 @@ def add_norm_streams(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-    norm: Literal["layer", "rms", "none"] = "layer",
+    norm: Norm | Literal["none"] = "layer",
     streams_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> StreamStep:

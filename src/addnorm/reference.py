@@ -64,20 +64,20 @@ def drop_branch(branch: Tensor, branch_bias: Tensor | None, keep: Tensor | None)
 
 
 class Statistics(NamedTuple):
-    """`mean` (0 for RMSNorm) and `rstd` of every row, `(*, 1)`, in the dtype of the arithmetic."""
+    """`mean` (0 unless the norm is centred) and `rstd` of every row, `(*, 1)`, in the dtype of the arithmetic."""
 
     mean: Tensor | float
     rstd: Tensor
 
 
 def statistics(z: Tensor, norm: Norm, eps: float) -> Statistics:
-    """Return mean and rstd = 1 / sqrt(mean((z - mean)^2) + eps) of each row, in two passes; for RMSNorm mean is 0."""
+    """Return mean and rstd of each row, in two passes: for a root of a mean square, 1 / sqrt(mean((z - mean)^2) + eps)."""
+    kind = KINDS[norm]
     mean: Tensor | float = 0.0
-    if KINDS[norm].is_centred:
+    if kind.is_centred:
         mean = mean_features(z)
         mean = mean + mean_features(z - mean)  # the mean of a constant row is then exact
-    centred = z - mean
-    return Statistics(mean, torch.rsqrt(mean_features(centred * centred) + eps))
+    return Statistics(mean, kind.rstd(mean_features(kind.term(z - mean)), eps))
 
 
 def normalize(
@@ -106,6 +106,18 @@ def normalize(
     return x_hat.to(dtype or z.dtype)
 
 
+def torch_norm(norm: Norm, z: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return torch's own norm of z over the last dimension; for a norm that torch does not have, `normalize`."""
+    kind = KINDS[norm]
+    if kind.function is None:
+        with sums_in_one_loop():
+            return normalize(z, weight, bias, norm=norm, eps=eps)
+    if kind.has_bias:
+        return kind.function(z, z.shape[-1:], weight, bias, eps)  # type: ignore[no-any-return]
+    y: Tensor = kind.function(z, z.shape[-1:], weight, eps)
+    return y if bias is None else y + bias
+
+
 class NormGrads(NamedTuple):
     """Gradients of `normalize` in the dtype of the arithmetic; those of the parameters are summed over the rows."""
 
@@ -117,17 +129,17 @@ class NormGrads(NamedTuple):
 def normalize_backward(
     dy: Tensor, z: Tensor, weight: Tensor | None, stats: Statistics, *, norm: Norm, weight_offset: float = 0.0
 ) -> NormGrads:
-    """Return dz = rstd * (g - mean(g) - x_hat * mean(g * x_hat)) with g = dy * weight, and the parameters' gradients.
+    """Return dz = rstd * (g - mean(g) - slope * mean(g * x_hat)) with g = dy * weight, and the parameters' gradients.
 
-    For RMSNorm the term mean(g) is left out.
+    The term mean(g) is left out unless the norm is centred. The slope of a root of a mean square is x_hat.
     """
-    acc = stats.rstd.dtype
+    kind, acc = KINDS[norm], stats.rstd.dtype
     dy, z = dy.to(acc), z.to(acc)
     x_hat = (z - stats.mean) * stats.rstd
     g = dy if weight is None else dy * (weight.to(acc) + weight_offset)
     c1 = mean_features(g * x_hat)
-    c2 = mean_features(g) if KINDS[norm].is_centred else 0.0
-    return NormGrads(stats.rstd * (g - c2 - x_hat * c1), sum_rows(dy * x_hat), sum_rows(dy))
+    c2 = mean_features(g) if kind.is_centred else 0.0
+    return NormGrads(stats.rstd * (g - c2 - kind.slope(x_hat) * c1), sum_rows(dy * x_hat), sum_rows(dy))
 
 
 def add_backward(

@@ -6,9 +6,24 @@ import click
 from click import argument, command, option
 
 from addnorm_cli.command import Command, ModelCommand
-from addnorm_cli.parameters import COUNT, FILE, FOLDER, PLACEMENT, PRESET, REAL, TEXT, WIRING, numbers, one_of, whole
+from addnorm_cli.parameters import (
+    COUNT,
+    FILE,
+    FOLDER,
+    PLACEMENT,
+    PRESET,
+    REAL,
+    TEXT,
+    WIRING,
+    find_names,
+    numbers,
+    one_of,
+    whole,
+)
 
-DEPTH, NORM = whole(1, 10_000), one_of("layer", "rms")
+DEPTH = whole(1, 10_000)
+NORM = one_of(*find_names("addnorm", "_util/norms.py", r'^    "(\w+)": NormKind\('))
+TRACED = one_of("layer", "rms")  # `trace` has formulas of its own
 float64 = option("--float64", is_flag=True, help="Use a float64 copy of the model: errors below 1e-10.")
 
 
@@ -79,7 +94,7 @@ def bench() -> None:
 @option("--heads", "nhead", type=COUNT, help="Attention heads (default 4).")
 @option("--tokens", type=COUNT, help="Characters in a sequence (default 64).")
 @option("--batch", type=COUNT, help="Sequences in a step (default 16).")
-@option("--norm", type=NORM, help="LayerNorm (default) or RMSNorm.")
+@option("--norm", type=NORM, help="Kind of norm (default layer, LayerNorm).")
 @option("--jobs", type=COUNT, help="Processes (default: one a core).")
 @option("--cluster", metavar="ADDRESS", help="Train on a Dask cluster, as in tcp://10.0.0.5:8786.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -227,7 +242,7 @@ def record() -> None:
 )  # fmt: skip
 @option("--list", "listing", is_flag=True, help="List the worked examples.")
 @option("--placement", type=PLACEMENT, help="Norm after the add (default) or before f.")
-@option("--norm", type=NORM, help="LayerNorm (default) or RMSNorm.")
+@option("--norm", type=TRACED, help="LayerNorm (default) or RMSNorm.")
 @option("--gamma", "weight", metavar="VECTOR", help="Scale: d numbers, or one for all (default 1).")
 @option("--beta", "bias", metavar="VECTOR", help="Shift: d numbers, or one for all (default 0).")
 @option("--eps", type=REAL, help="Added to the variance (default 1e-5).")

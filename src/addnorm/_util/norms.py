@@ -1,7 +1,8 @@
 """The kinds of norms, one entry each, from which formulas, defaults, operators, names and ONNX files derive.
 
-    y = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias        the mean is 0 in a kind that does not centre
+    y = (x - mean) / D * weight + bias        D = sqrt(mean((x - mean)^2) + eps)
 
+The mean is 0 in a kind that does not centre, and another kind may have another D.
 CONTRIBUTING.md lists what a new kind needs besides its entry.
 """
 
@@ -10,12 +11,25 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 Norm = Literal["layer", "rms"]
 
 
+def _square(t: Tensor) -> Tensor:
+    return t * t
+
+
+def _reciprocal_root(mean_square: Tensor, eps: float) -> Tensor:
+    return torch.rsqrt(mean_square + eps)
+
+
+def _x_hat(x_hat: Tensor) -> Tensor:
+    return x_hat
+
+
 class NormKind(NamedTuple):
-    """Kind of norm, with its defaults and its names in torch and ONNX.
+    """Kind of norm: its formula, its defaults, and its names in torch and ONNX.
 
     Attributes:
         title: the name that texts show.
@@ -23,9 +37,13 @@ class NormKind(NamedTuple):
         is_centred: whether the mean is subtracted.
         has_bias: whether torch's module has a bias, and torch's function takes a bias.
         eps: the default of torch's module; None: the machine epsilon of the arithmetic.
-        function: torch's function.
         operators: torch's operators that compute the norm, at least one; a made-up name for a norm that torch does not have.
-        onnx: ONNX's operator, the first opset version with this operator, and onnxruntime's operator of add and norm.
+        function: torch's function; None for a norm that torch does not have.
+        onnx: ONNX's operator, the first opset version with this operator, and onnxruntime's operator of add and norm. None for a
+            norm that ONNX does not have: files then have the elementary operators of its formula.
+        term: function of x, less the mean if the kind centres, whose mean over the features decides D.
+        rstd: 1 / D, from this mean and eps.
+        slope: the derivative of D by each feature, times d, from the normalized features.
     """
 
     title: str
@@ -33,31 +51,23 @@ class NormKind(NamedTuple):
     is_centred: bool
     has_bias: bool
     eps: float | None
-    function: Callable[..., Any]
     operators: tuple[str, ...]
-    onnx: tuple[str, int, str]
+    function: Callable[..., Any] | None = None
+    onnx: tuple[str, int, str] | None = None
+    term: Callable[[Tensor], Tensor] = _square
+    rstd: Callable[[Tensor, float], Tensor] = _reciprocal_root
+    slope: Callable[[Tensor], Tensor] = _x_hat
 
 
 KINDS: dict[Norm, NormKind] = {
     "layer": NormKind(
-        "LayerNorm", 0, True, True, 1e-5, F.layer_norm, ("layer_norm", "native_layer_norm"),
+        "LayerNorm", 0, True, True, 1e-5, ("layer_norm", "native_layer_norm"), F.layer_norm,
         ("LayerNormalization", 17, "SkipLayerNormalization"),
     ),
     "rms": NormKind(
-        "RMSNorm", 1, False, False, None, F.rms_norm, ("rms_norm", "_fused_rms_norm"),
+        "RMSNorm", 1, False, False, None, ("rms_norm", "_fused_rms_norm"), F.rms_norm,
         ("RMSNormalization", 23, "SkipSimplifiedLayerNormalization"),
     ),
 }  # fmt: skip
 BY_CODE: dict[int, Norm] = {kind.code: name for name, kind in KINDS.items()}
 NONE = 2  # the code of a call without a norm
-
-
-def torch_norm(
-    norm: Norm, z: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> torch.Tensor:
-    """Return torch's own norm of z over the last dimension."""
-    kind = KINDS[norm]
-    if kind.has_bias:
-        return kind.function(z, z.shape[-1:], weight, bias, eps)  # type: ignore[no-any-return]
-    y: torch.Tensor = kind.function(z, z.shape[-1:], weight, eps)
-    return y if bias is None else y + bias

@@ -17,6 +17,7 @@ from addnorm import inplace
 from addnorm._util.norms import KINDS
 from addnorm.bench.case import Call, Case
 from addnorm.functional import FUNCTIONS
+from addnorm.reference import torch_norm
 
 NORMS = {name: kind.title for name, kind in KINDS.items()}
 FIELDS = ("norm", "job", "rows", "d", "dtype", "threads")  # of a case on a CPU
@@ -163,8 +164,9 @@ def timed(call: Call, tensors: Set, *, retained: bool = False) -> Call:
 
 def eager(case: Case) -> Call:
     """Return the job of a case in plain PyTorch. y has the branch's dtype."""
-    shape, eps, dtypes = (case.d,), EPS[case.norm], DTYPES[case.dtype]
-    plain: Call = F.layer_norm if case.norm == "layer" else lambda z, shape, w, b, eps: F.rms_norm(z, shape, w, eps)
+    shape, eps, dtypes, kind = (case.d,), EPS[case.norm], DTYPES[case.dtype], KINDS[case.norm]
+    function: Call = kind.function or (lambda z, shape, w, eps: torch_norm(case.norm, z, w, None, eps))
+    plain: Call = function if kind.has_bias else lambda z, shape, w, b, eps: function(z, shape, w, eps)
     norm: Call = plain if dtypes.stream == dtypes.branch else lambda *args: plain(*args).to(dtypes.branch)
     calls: dict[str, Call] = {
         "forward": lambda x, s, w, b: norm(x + s, shape, w, b, eps),

@@ -42,7 +42,14 @@ def onnxruntime_status() -> str:
 
 def onnxruntime_applies(case: Case) -> bool:
     """Return whether onnxruntime is installed and supports the case: float32 on CPU, without gradients."""
-    return case.dtype == "float32" and case.job in OUTPUTS and "not installed" not in onnxruntime_status()
+    supports = case.dtype == "float32" and case.job in OUTPUTS and _onnx_operator(case) is not None
+    return supports and "not installed" not in onnxruntime_status()
+
+
+def _onnx_operator(case: Case) -> str | None:
+    """Return the name of onnxruntime's operator of add and norm, or None if it has none."""
+    names = KINDS[case.norm].onnx
+    return names and names[2]
 
 
 def bind_onnxruntime(case: Case, tensors: Set) -> Call:
@@ -76,7 +83,7 @@ def make_onnx(case: Case, inputs: Tensors, outputs: Tensors) -> bytes:
 
     typed = [", ".join(f"float{[*t.shape]} {name}" for name, t in some.items()) for some in (inputs, outputs)]
     text = MODEL.format(
-        inputs=typed[0], outputs=typed[1], names=OUTPUTS[case.job], operator=KINDS[case.norm].onnx[2], eps=EPS[case.norm],
+        inputs=typed[0], outputs=typed[1], names=OUTPUTS[case.job], operator=_onnx_operator(case), eps=EPS[case.norm],
         arguments=", ".join(inputs),
     )  # fmt: skip
     return bytes(parser.parse_model(text).SerializeToString())
@@ -132,10 +139,10 @@ def quack(case: Case) -> Call:
 
 
 def _fits_flash_attn(case: Case) -> bool:
-    """Return whether one token of the widest tensor that the kernel keeps has at most 64 KB."""
+    """Return whether flash-attn has the norm, and one token of the widest tensor that its kernel keeps has at most 64 KB."""
     dtypes = DTYPES[case.dtype]
     widest = dtypes.stream if JOBS[case.job].backward else dtypes.branch
-    return int(case.d * widest.itemsize) <= 65536
+    return case.norm in ("layer", "rms") and int(case.d * widest.itemsize) <= 65536
 
 
 # QuACK's LayerNorm adds no residual.

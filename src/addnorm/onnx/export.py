@@ -98,7 +98,7 @@ def export(
             raise ValueError(f"dropout_p is {call['dropout_p']} in the model, expected 0: {DROPOUT}.")
     if opset_version is None:
         norms = {BY_CODE[call["norm"]] for call in calls if form != "plain" and call["norm"] in BY_CODE}
-        opset_version = max([OPSET, *(KINDS[norm].onnx[1] for norm in norms)])
+        opset_version = max([OPSET, *(names[1] for norm in norms if (names := KINDS[norm].onnx))])
     with _quiet():
         onnx_program = torch.onnx.export(
             program,
@@ -148,17 +148,26 @@ def _operators(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
 
 
 def _decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Return a program in which `add_norm_streams` is replaced by elementary operators, since ONNX has no node for it."""
-    targets = {node.target for node in _operators(program)}
-    table = {
-        operator: formula
-        for operator, formula in decompositions(core_aten=False).items()
-        if operator in targets and operator._schema.name.removeprefix("addnorm::") in STREAMS
-    }
+    """Return a program in which operators that ONNX has no node for, as `add_norm_streams`, are elementary operators."""
+    targets = {node.target for node in _operators(program) if not _has_node(node)}
+    table = {operator: formula for operator, formula in decompositions(core_aten=False).items() if operator in targets}
     if not table:
         return program
     with _quiet():
         return program.run_decompositions(table)  # type: ignore[no-any-return]  # torch does not type it
+
+
+def _has_node(node: torch.fx.Node) -> bool:
+    """Return whether ONNX has a node for a call: it is no call of several streams, and of no norm that ONNX does not have."""
+    name = _name_of(node)
+    if name not in TRANSLATED:
+        return name not in STREAMS
+    norm = BY_CODE.get(arguments_of(name)(*node.args, **node.kwargs).norm)
+    return norm is None or KINDS[norm].onnx is not None
+
+
+def _name_of(node: torch.fx.Node) -> str:
+    return node.target._schema.name.removeprefix("addnorm::")  # type: ignore[union-attr,no-any-return]  # an operator
 
 
 def _calls(program: torch.export.ExportedProgram) -> list[dict[str, Any]]:
@@ -169,7 +178,7 @@ def _calls(program: torch.export.ExportedProgram) -> list[dict[str, Any]]:
     """
     calls = []
     for node in _operators(program):
-        name = node.target._schema.name.removeprefix("addnorm::")  # type: ignore[union-attr]  # an operator
+        name = _name_of(node)
         if name not in TRANSLATED:
             raise ValueError(
                 f"the program contains addnorm.{name}, expected forward calls without out=: call the functions out of place."

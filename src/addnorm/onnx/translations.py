@@ -16,7 +16,7 @@ from addnorm.ops.schema import OVERLOADS, ForwardArguments, kernels_of, overload
 Form = Literal["standard", "skip", "plain"]
 #: The forms of an Add & Norm in ONNX. `onnx.export(model, inputs, "model.onnx", form=onnx.FORMS[1])`.
 FORMS: tuple[Form, ...] = ("standard", "skip", "plain")
-NORM_OPSET = max(kind.onnx[1] for kind in KINDS.values())  # the first opset with all norms
+NORM_OPSET = max(kind.onnx[1] for kind in KINDS.values() if kind.onnx)  # the first opset with all norms of ONNX
 PURPOSE = "export to ONNX"
 DROPOUT = "call model.eval() before the export, since ONNX programs have no dropout of this library"
 TRANSLATED = ("add_norm", "add_norm_stream", "add_norm_forward")
@@ -53,7 +53,7 @@ def translations(form: Form = "standard", *, opset_version: int = NORM_OPSET) ->
 
     Raises:
         ImportError: onnxscript is not installed; the message has the command that installs it.
-        ValueError: `form` has another value.
+        ValueError: `form` has another value; or, from a function of the table, ONNX has no such norm.
 
     Example:
         >>> import addnorm.onnx
@@ -84,7 +84,12 @@ class _Translation:
         self.op: Any = onnxscript.values.Opset("", opset_version)
         self.types = onnx_ir.DataType
         self.kind = KINDS.get(BY_CODE.get(arguments.norm, ""))  # type: ignore[call-overload]
-        self.has_node = self.kind is not None and opset_version >= self.kind.onnx[1]
+        self.names: Any = self.kind and self.kind.onnx
+        self.has_node = self.names is not None and opset_version >= self.names[1]
+        if self.kind is not None and self.names is None:
+            raise ValueError(
+                f"the norm is {self.kind.title}, expected one that ONNX has: run addnorm.decompositions() first."
+            )
         if arguments.dropout_p:
             raise ValueError(f"dropout_p is {arguments.dropout_p}, expected 0: {DROPOUT}.")
         stream, branch = arguments.residual.dtype, arguments.branch
@@ -157,7 +162,7 @@ class _Translation:
         outputs = ("output", "mean", "inv_std_var", "input_skip_bias_sum")
         option = define.FormalParameterOption
         schema = define(
-            self.kind.onnx[2], "com.microsoft", 1,
+            self.names[2], "com.microsoft", 1,
             inputs=[
                 define.FormalParameter(name, "T", param_option=option.Single if place < 3 else option.Optional)
                 for place, name in enumerate(inputs)
@@ -206,7 +211,7 @@ class _Translation:
 
     def _norm_node(self, z: Any, weight: Any, bias: Any) -> Any:
         inputs = (z, weight, bias) if self.kind.has_bias else (z, weight)
-        results = getattr(self.op, self.kind.onnx[0])(*inputs, axis=-1, epsilon=self.a.eps)
+        results = getattr(self.op, self.names[0])(*inputs, axis=-1, epsilon=self.a.eps)
         return results[0] if isinstance(results, list | tuple) else results
 
     def _x_hat(self, z: Any) -> Any:

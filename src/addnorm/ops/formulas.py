@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
-from addnorm._util.norms import BY_CODE, torch_norm
+from addnorm._util.norms import BY_CODE
 from addnorm.ops import autocast, eager, validation
 from addnorm.ops.options import NORMS
 from addnorm.ops.schema import ForwardArguments
@@ -40,7 +40,7 @@ def fusible_formula(a: Any) -> tuple[Tensor, Tensor]:
     validation.check(**a._asdict())
     if _is_plain(a):
         z = a.residual if a.branch is None else (a.residual + a.branch).contiguous()  # as the operator's outputs
-        return torch_norm(BY_CODE[a.norm], z, a.weight, a.bias, a.eps).contiguous(), z
+        return reference.torch_norm(BY_CODE[a.norm], z, a.weight, a.bias, a.eps).contiguous(), z
     exact = z = a.residual
     if a.branch is not None:
         dtype = a.residual_dtype or a.residual.dtype
@@ -86,4 +86,4 @@ def _normalize(z: Tensor, weight: Tensor | None, bias: Tensor | None, **options:
     acc, offset = reference.compute_dtype(z), options["weight_offset"]
     scale = None if weight is None else weight.to(acc) + offset if offset else weight.to(acc)
     shift = None if bias is None else bias.to(acc)
-    return torch_norm(options["norm"], z.to(acc), scale, shift, options["eps"]).to(options["dtype"])
+    return reference.torch_norm(options["norm"], z.to(acc), scale, shift, options["eps"]).to(options["dtype"])

@@ -121,7 +121,7 @@ def test_other_calls_use_the_reference(monkeypatch, name):
     assert results["streams"].shape == call.tensors["streams"].shape
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MAX_FEATURES", 15), ("KERNEL_NORMS", {})])
+@pytest.mark.parametrize(("limit", "value"), [("MAX_FEATURES", 15), ("COMPUTED", {})])
 def test_calls_beyond_a_limit_use_the_reference(monkeypatch, limit, value):
     monkeypatch.setattr(operators, limit, value)
     monkeypatch.setattr(operators, "launch", None)

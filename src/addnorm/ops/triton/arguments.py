@@ -10,10 +10,9 @@ from torch import Tensor
 
 from addnorm._util.arguments import FLOAT_DTYPES
 from addnorm.ops.triton.launch import ALIGNED, aligned
-from addnorm.ops.triton.tiles import LAYER, NONE, RMS
+from addnorm.ops.triton.norms import COMPUTED
 
 DTYPES = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in FLOAT_DTYPES}
-NORMS = {norm.value for norm in (LAYER, RMS, NONE)}  # those that the kernels compute
 
 
 def matches_rows(t: Tensor | None, residual: Tensor) -> bool:
@@ -93,7 +92,7 @@ NO_OPTIONS = KernelOptions()
 def kernel_options(rows: Tensor, a: Any) -> KernelOptions | None:
     """Return the options among the arguments of an operator as the kernels take them; None if they do not fit `rows`."""
     fits = (
-        a.norm in NORMS
+        a.norm in COMPUTED
         and is_parameter(a.residual_scale, rows, scalar=True)
         and is_parameter(a.layer_scale, rows, scalar=True)
         and is_parameter(a.branch_bias, rows)

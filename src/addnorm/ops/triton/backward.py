@@ -10,9 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from addnorm.ops.triton.norms import NONE, is_centred, slope
 from addnorm.ops.triton.tiles import (
-    LAYER,
-    NONE,
     apply_branch_scale,
     apply_dropout,
     apply_scale,
@@ -40,14 +39,17 @@ def gradient_means(
     dy, z, stats, weight, weight_offset, dy_stride, z_stride, row, rows,
     D, NORM, ACC, BLOCK_ROWS, STEP,
 ):  # fmt: skip
-    """Return (mean(g * x_hat), mean(g)) of rows that are read in parts, with g = dy * weight; the second is 0 for RMSNorm."""
+    """Return (mean(g * x_hat), mean(g)) of rows that are read in parts, with g = dy * weight.
+
+    The second is 0 unless the norm is centred.
+    """
     mean_gx, mean_g = tl.zeros((BLOCK_ROWS, STEP), ACC), tl.zeros((BLOCK_ROWS, STEP), ACC)
     for first in range(0, D, STEP):
         cols = first + tl.arange(0, STEP)[None, :]
         grad, x_hat, _ = load_normalized(dy, z, stats, dy_stride, z_stride, row, cols, rows, D, ACC)
         g = grad * load_weight(weight, weight_offset, cols, D, ACC)
         mean_gx = tl.fma(g, x_hat, mean_gx)
-        if NORM == LAYER:
+        if is_centred(NORM):
             mean_g += g
     return row_mean(mean_gx, D, ACC), row_mean(mean_g, D, ACC)
 
@@ -92,7 +94,7 @@ def backward_kernel(
 
     WEIGHT to BRANCH_BIAS are the indices of the sums in `partials`, None for a sum that is not requested.
 
-    dz_total = dz + rstd * (g - mean(g) - x_hat * mean(g * x_hat)), g = dy * weight; RMSNorm has no mean(g).
+    dz_total = dz + the gradient of the norm (norms.py).
     """
     first = tl.program_id(1) * BLOCK_D
     cols = first + tl.arange(0, BLOCK_D)[None, :]
@@ -131,8 +133,8 @@ def backward_kernel(
                 mean_g = tl.load(means + row * 2 + 1, mask=row < rows, other=0.0)
             elif STEP >= BLOCK_D:
                 mean_gx = row_mean(g * x_hat, D, ACC)
-                mean_g = row_mean(g, D, ACC) if NORM == LAYER else tl.zeros((BLOCK_ROWS, 1), ACC)
-            total = tl.fma(tl.fma(-x_hat, mean_gx, g - mean_g), rstd, total)
+                mean_g = row_mean(g, D, ACC) if is_centred(NORM) else tl.zeros((BLOCK_ROWS, 1), ACC)
+            total = tl.fma(tl.fma(-slope(x_hat, NORM), mean_gx, g - mean_g), rstd, total)
             if WEIGHT is not None:
                 weight_sum = tl.fma(grad, x_hat, weight_sum)
             if BIAS is not None:

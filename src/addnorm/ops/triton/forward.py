@@ -9,20 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from addnorm.ops.triton.norms import NONE, add_to_lanes, merge_lanes, row_moments
 from addnorm.ops.triton.tiles import (
-    LAYER,
-    NONE,
     apply_branch_scale,
     apply_dropout,
     apply_scale,
-    divide,
     load_weight,
     round_to,
-    row_mean,
-    row_moments,
     row_offsets,
-    row_rstd,
-    zero_beyond,
 )
 
 
@@ -89,7 +83,6 @@ def forward_kernel(
             out = normalize(x, mean, rstd, weight, bias, weight_offset, cols, D, X_HAT, ACC)
             tl.store(y + at + cols, round_to(out, y.dtype.element_ty), mask=mask)
     else:
-        # A mean and a sum of squares about it per lane, a tile at a time (Welford); merged at the end.
         lane_mean, lane_squares = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC), tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
         tiles = tl.zeros((1, 1), ACC)
         for first in range(0, D, BLOCK_D):
@@ -103,23 +96,10 @@ def forward_kernel(
             if z is not None:
                 tl.store(z + at + cols, stream, mask=mask)
             x = stream.to(ACC)
-            if NORM == LAYER:
-                tiles += 1.0
-                off = zero_beyond(x - lane_mean, cols, D)
-                lane_mean += off * divide(tl.full((1, 1), 1.0, ACC), tiles, ACC)
-                lane_squares += off * zero_beyond(x - lane_mean, cols, D)
-            elif NORM != NONE:
-                lane_squares += x * x
+            if NORM != NONE:
+                lane_mean, lane_squares, tiles = add_to_lanes(lane_mean, lane_squares, tiles, x, cols, D, NORM, ACC)
         if NORM != NONE:
-            if NORM == LAYER:
-                lane = tl.arange(0, BLOCK_D)[None, :]
-                count = (D // BLOCK_D + (lane < D % BLOCK_D).to(tl.int32)).to(ACC)
-                mean = tl.sum(lane_mean * (count * (1.0 / D)), 1, keep_dims=True)
-                mean += row_mean((lane_mean - mean) * count, D, ACC)  # as in `row_moments`
-                off = lane_mean - mean
-                rstd = row_rstd(row_mean(lane_squares + off * off * count, D, ACC), eps, ACC)
-            else:
-                mean, rstd = tl.zeros((BLOCK_ROWS, 1), ACC), row_rstd(row_mean(lane_squares, D, ACC), eps, ACC)
+            mean, rstd = merge_lanes(lane_mean, lane_squares, eps, D, NORM, ACC, BLOCK_D)
             tl.debug_barrier()  # other threads than those that wrote z may read it
             for first in range(0, D, BLOCK_D):
                 cols = first + tl.arange(0, BLOCK_D)[None, :]

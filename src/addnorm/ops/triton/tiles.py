@@ -1,4 +1,4 @@
-"""Functions that the kernels share: moments of a tile, scales, the dropout mask.
+"""Functions that the kernels share: means of rows, scales, the dropout mask.
 
 A tile is `(BLOCK_ROWS, BLOCK_D)`; `row` is `(BLOCK_ROWS, 1)` in int64, so that no offset overflows, and `cols` is `(1, BLOCK_D)`.
 A missing tensor is None, which Triton removes at compile time. Names in capitals are constants at compile time, which only a
@@ -10,9 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from addnorm.ops.options import NORMS
-
-LAYER, RMS, NONE = (tl.constexpr(NORMS[name]) for name in ("layer", "rms", "none"))
 PHILOX_ROUNDS = tl.constexpr(10)
 
 
@@ -59,18 +56,6 @@ def row_rstd(var, eps, ACC):
 def zero_beyond(value, cols, D):
     """Return the tile with zeros beyond the row, which do not change a sum."""
     return tl.where(cols < D, value, 0.0)
-
-
-@triton.jit
-def row_moments(x, eps, cols, D, NORM, ACC):
-    """Return mean (0 for RMSNorm) and rstd of each row of a tile of whole rows."""
-    if NORM == RMS:
-        return tl.zeros((x.shape[0], 1), ACC), row_rstd(row_mean(x * x, D, ACC), eps, ACC)
-    else:
-        mean = tl.sum(x * (1.0 / D), 1, keep_dims=True)  # the plain sum may overflow although no element does
-        mean += row_mean(zero_beyond(x - mean, cols, D), D, ACC)  # the mean of a constant row is then exact
-        centred = zero_beyond(x - mean, cols, D)
-        return mean, row_rstd(row_mean(centred * centred, D, ACC), eps, ACC)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from addnorm._util.norms import KINDS
 from addnorm.stream.dataflow.wrappers import find_tensors_of
 
 # Name of all operators of this library in an address: calls in place, with out= or with a backward run different operators.
@@ -59,7 +60,7 @@ TABLE = {
     "masked_select repeat repeat_interleave pixel_shuffle pixel_unshuffle unfold as_strided diagonal channel_shuffle": "cut",
     "take_along_dim tile im2col": "cut",
     "cat stack": "join exact",
-    "index_put _index_put_impl_": "join scatter",
+    "index_put _index_put_impl": "join scatter",
     "index_add scatter_add": "scatter",
     "scatter slice_scatter select_scatter masked_scatter index_copy": "join",
     "write_into": "join local",
@@ -94,7 +95,7 @@ TABLE = {
     "amax amin max min logsumexp prod median nanmedian kthvalue mode": "reduction",
     "norm linalg_vector_norm var var_mean std std_mean": "reduction normalizing",
     "rsqrt sqrt": "normalizing",
-    "native_layer_norm layer_norm _fused_rms_norm rms_norm": "normalizing norm",
+    " ".join(name for kind in KINDS.values() for name in kind.operators): "normalizing norm",
     "native_batch_norm cudnn_batch_norm miopen_batch_norm": "normalizing norm channels_first running",
     "_batch_norm_impl_index": "running",
     "_native_batch_norm_legit _native_batch_norm_legit_no_training batch_norm": "normalizing norm channels_first",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
+from addnorm._util.norms import KINDS
+from addnorm._util.norms import Norm as KnownNorm
 from addnorm.stream.dataflow.arithmetic import list_views
 from addnorm.stream.dataflow.graph import PARAMETER, Op, Value
 from addnorm.stream.layout.dimensions import find_axis
 
-Kind = Literal["layer", "rms", "scale", "own"]
+Kind = KnownNorm | Literal["scale", "own"]
+CENTRED = {name for name, kind in KINDS.items() if kind.is_centred}
 # How eps is applied: added to the mean square ("square"), added to its root ("root"), or as lower bound of the root ("bound").
 EpsRole = Literal["square", "root", "bound"]
 
@@ -35,7 +38,7 @@ class Norm:
     """Norm of a captured run: y = Norm(x).
 
     Attributes:
-        kind: "layer", "rms" or "scale"; "own" for x / D(x) and (x - mean) / D(x) with another function D of each token.
+        kind: a kind of `KINDS`, or "scale"; "own" for x / D(x) and (x - mean) / D(x) with another function D of each token.
         eps: the constant in the denominator; None if there is none.
         x: the input.
         y: the output.
@@ -64,7 +67,7 @@ class Norm:
     error: float = 0.0
 
     def __post_init__(self) -> None:
-        self.is_centred |= self.kind == "layer"
+        self.is_centred |= self.kind in CENTRED
 
     @property
     def eps_outside(self) -> bool:
@@ -103,8 +106,11 @@ class Norm:
         """Return the number by which the (centred) features of each token are divided: `(*, d)` -> `(*, 1)`."""
         if self.divisor is not None:
             return self.divisor(x)
-        d, eps = x.shape[-1], self.eps or 0.0
-        total = centre(x, self.is_centred).square().sum(-1, keepdim=True)
+        d, eps, centred = x.shape[-1], self.eps or 0.0, centre(x, self.is_centred)
+        if self.kind not in ("layer", "rms", "scale"):
+            kind = KINDS[cast(KnownNorm, self.kind)]
+            return 1.0 / kind.rstd(kind.term(centred).mean(-1, keepdim=True), eps)
+        total = centred.square().sum(-1, keepdim=True)
         if self.kind == "scale" or self.uses_length:
             length = add_eps(total, eps, self.eps_role)
             return length / d**0.5 if self.uses_length else length

@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from addnorm.ops.triton.norms import NONE, is_centred, slope
 from addnorm.ops.triton.streams.coefficients import (
     GATES,
     GIVEN,
@@ -34,7 +35,7 @@ from addnorm.ops.triton.streams.coefficients import (
     tanh,
 )
 from addnorm.ops.triton.streams.forward import load_project, load_read
-from addnorm.ops.triton.tiles import LAYER, NONE, load_weight, round_to, row_mean, zero_beyond
+from addnorm.ops.triton.tiles import load_weight, round_to, row_mean, zero_beyond
 
 
 @triton.jit(do_not_specialize=["rows", "chunk"])
@@ -64,8 +65,8 @@ def read_backward_kernel(
             weight_sum += grad * x_hat
             bias_sum += grad
             g = grad * gamma
-            total = g - x_hat * row_mean(g * x_hat, D, tl.float32)
-            if NORM == LAYER:
+            total = g - slope(x_hat, NORM) * row_mean(g * x_hat, D, tl.float32)
+            if is_centred(NORM):
                 total -= row_mean(g, D, tl.float32)
             grad = zero_beyond(total * rstd, cols, D)
         tl.store(du + row * D + cols, grad, mask=mask)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from addnorm.ops.triton.forward import normalize
+from addnorm.ops.triton.norms import NONE, row_moments
 from addnorm.ops.triton.streams.coefficients import (
     GATES,
     GIVEN,
@@ -29,7 +30,7 @@ from addnorm.ops.triton.streams.coefficients import (
     stream_offsets,
     tanh,
 )
-from addnorm.ops.triton.tiles import NONE, round_to, row_moments, row_rstd
+from addnorm.ops.triton.tiles import round_to, row_rstd
 
 
 @triton.jit

@@ -21,9 +21,9 @@ from addnorm.ops.streams.schema import (
 )
 from addnorm.ops.streams.validation import check, check_backward
 from addnorm.ops.triton import plan
-from addnorm.ops.triton.arguments import NORMS as KERNEL_NORMS
 from addnorm.ops.triton.arguments import to_contiguous
 from addnorm.ops.triton.launch import launch
+from addnorm.ops.triton.norms import COMPUTED
 from addnorm.ops.triton.streams.backward import (
     gates_backward_kernel,
     project_backward_kernel,
@@ -113,7 +113,7 @@ def _is_supported(a: Any) -> bool:
     """Return whether the kernels support a call; its arguments must be valid."""
     tensors = [t for t in a if isinstance(t, Tensor)]
     return (
-        a.norm in KERNEL_NORMS
+        a.norm in COMPUTED
         and a.streams.numel() > 0
         and a.streams.shape[-2] <= MAX_STREAMS
         and a.streams.shape[-1] <= MAX_FEATURES
