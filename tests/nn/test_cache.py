@@ -133,18 +133,21 @@ def test_memory_is_projected_once(batch_first):
     assert not torch.allclose(changed, steps[1])
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("index", [[1, 0], [1, 1], [0, 0, 1, 1, 1], [1]], ids=str)
 def test_reorder_selects_samples(index):
     module = decoder()
-    index = torch.tensor(index)
     x, memory = draw(4), draw(M)
     new = torch.randn(len(index), 3, D, dtype=f64)
     cache = KeyValueCache(capacity=4)
-    for step in x.split([3, 1], 1):
-        module(step, memory, cache=cache)
-    cache.reorder(index)
-    actual = torch.cat([module(step, cache=cache) for step in new.split([1, 2], 1)], 1)
+    with torch.inference_mode():
+        index = torch.tensor(index)
+        for step in x.split([3, 1], 1):
+            module(step, memory, cache=cache)
+        cache.reorder(index.flip(0))
+        cache.reorder(torch.arange(len(index)).flip(0))
+    # The first step computes the memory again, for gradients.
+    steps = zip(new.split([1, 2], 1), (memory, None), strict=True)
+    actual = torch.cat([module(step, given, cache=cache) for step, given in steps], 1)
     expected = module(torch.cat([x[index], new], 1), memory[index])[:, 4:]
     assert_close(actual, expected, **ROUND_OFF)
 
@@ -155,6 +158,7 @@ def test_truncate_drops_last_tokens_and_clear_drops_all():
     x = draw(9)
     cache, expected = KeyValueCache(), module(x)
     module(torch.cat([x[:, :4], draw(3)], 1), cache=cache)
+    assert_refused("ValueError: length is -1", lambda: cache.truncate(-1))
     cache.truncate(4)
     assert repr(cache) == "KeyValueCache(length=4)"
     assert_close(module(x[:, 4:], cache=cache), expected[:, 4:], **ROUND_OFF)

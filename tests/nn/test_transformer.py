@@ -90,6 +90,7 @@ def test_batch_first_changes_only_the_layout():
 
 X, MEMORY = make_inputs(Decoder)
 REFUSED = {
+    "norm is ['rms'], expected one of 'layer', 'rms'": lambda: Encoder(1, 8, 2, norm=["rms"]),
     "TypeError: x is NoneType, expected a tensor of shape": lambda: Encoder(1, D, HEADS)(None),
     "TypeError: memory is given to a decoder that has cross_attention=False, expected none": lambda: Decoder(
         1, D, HEADS, cross_attention=False

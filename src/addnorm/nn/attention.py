@@ -241,6 +241,8 @@ class CrossAttention(_Attention):
         is_new = pairs is None
         if pairs is None:
             pairs = self._project_memory(memory)
+            if cache is not None and memory is not None:
+                pairs = cache.reorder_pairs(self, memory, pairs)
         if pairs.shape[0] != batch:
             raise ValueError(
                 f"memory has a batch of {pairs.shape[0]}, expected {batch}, that of x: give each sample its memory, "

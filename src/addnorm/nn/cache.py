@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from addnorm._util.arguments import check_int
 
 TOKENS = 3  # the dimension of tokens in (2, batch, heads, tokens, head_dim): stacked keys and values
 
@@ -16,6 +19,14 @@ class _Entry:
 
     pairs: Tensor
     length: int
+
+
+class _Memory(NamedTuple):
+    """Keys and values of the memory in one attention: sample i of `pairs` is sample order[i] of `source`, i if it is None."""
+
+    source: Tensor
+    pairs: Tensor
+    order: Tensor | None = None
 
 
 class KeyValueCache:
@@ -42,9 +53,10 @@ class KeyValueCache:
     """
 
     def __init__(self, capacity: int = 64) -> None:
+        check_int("capacity", capacity, 0)
         self.capacity = capacity
         self._tokens: dict[nn.Module, _Entry] = {}
-        self._memories: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self._memories: dict[nn.Module, _Memory] = {}
 
     @property
     def length(self) -> int:
@@ -95,17 +107,26 @@ class KeyValueCache:
         The result is also None if `needs_grad` and the cached tensors have no gradient, so that they are computed again.
         """
         entry = self._memories.get(attention)
-        if entry is None or (memory is not None and not _is_same(memory, entry[0])):
+        if entry is None or (memory is not None and not _is_same(memory, entry.source)):
             return None
-        pairs = entry[1]
+        pairs = entry.pairs
         grad_enabled = torch.is_grad_enabled()
         if memory is not None and grad_enabled and (pairs.is_inference() or (needs_grad and not pairs.requires_grad)):
             return None
         return pairs
 
+    def reorder_pairs(self, attention: nn.Module, memory: Tensor, pairs: Tensor) -> Tensor:
+        """Return keys and values of the memory in the order of `reorder`, if the entry of the attention is of this memory."""
+        order = self._order_of(attention, memory)
+        return pairs if order is None else pairs.index_select(0, order.clone())  # `order` may be an inference tensor
+
     def remember(self, attention: nn.Module, memory: Tensor, pairs: Tensor) -> None:
-        """Store keys and values of the memory, `(batch, keys, 2, heads, head_dim)`."""
-        self._memories[attention] = memory, pairs
+        """Store keys and values of the memory, `(batch, keys, 2, heads, head_dim)`, in the order of `reorder_pairs`."""
+        self._memories[attention] = _Memory(memory, pairs, self._order_of(attention, memory))
+
+    def _order_of(self, attention: nn.Module, memory: Tensor) -> Tensor | None:
+        entry = self._memories.get(attention)
+        return entry.order if entry is not None and _is_same(memory, entry.source) else None
 
     def reorder(self, index: Tensor) -> None:
         """Replace sample i by sample index[i] in all entries, as beam search needs after each choice of beams.
@@ -118,14 +139,15 @@ class KeyValueCache:
         """
         for attention, entry in self._tokens.items():
             self._tokens[attention] = _Entry(entry.pairs.index_select(1, index), entry.length)
-        for attention, (source, pairs) in self._memories.items():
-            self._memories[attention] = source, pairs.index_select(0, index)
+        for attention, (source, pairs, order) in self._memories.items():
+            joined = index if order is None else order.index_select(0, index)
+            self._memories[attention] = _Memory(source, pairs.index_select(0, index), joined)
 
-    def state(self) -> tuple[dict[nn.Module, _Entry], dict[nn.Module, tuple[Tensor, Tensor]]]:
+    def state(self) -> tuple[dict[nn.Module, _Entry], dict[nn.Module, _Memory]]:
         """Return the current entries, for `restore`."""
         return dict(self._tokens), dict(self._memories)
 
-    def restore(self, state: tuple[dict[nn.Module, _Entry], dict[nn.Module, tuple[Tensor, Tensor]]]) -> None:
+    def restore(self, state: tuple[dict[nn.Module, _Entry], dict[nn.Module, _Memory]]) -> None:
         """Restore the entries that `state` returned, after a call that failed."""
         self._tokens, self._memories = dict(state[0]), dict(state[1])
 
@@ -134,12 +156,13 @@ class KeyValueCache:
         other = KeyValueCache(self.capacity)
         for attention, entry in self._tokens.items():
             other._tokens[attention] = _Entry(entry.pairs.clone(), entry.length)
-        for attention, (memory, pairs) in self._memories.items():
-            other._memories[attention] = memory, pairs.clone()
+        for attention, memory in self._memories.items():
+            other._memories[attention] = memory._replace(pairs=memory.pairs.clone())
         return other
 
     def truncate(self, length: int) -> None:
         """Drop the tokens after the first `length`, such as a rejected draft. Length 0 means `clear`."""
+        check_int("length", length, 0)
         if length == 0:
             self.clear()
         for attention, entry in self._tokens.items():

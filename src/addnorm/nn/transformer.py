@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from addnorm._util.arguments import check_int
+from addnorm._util.arguments import check_choice, check_int
 from addnorm._util.norms import KINDS, Norm
 from addnorm.nn.attention import CrossAttention, SelfAttention, refuse_shape
 from addnorm.nn.cache import KeyValueCache
@@ -99,6 +99,7 @@ class _Blocks(nn.Module):
     ) -> None:
         super().__init__()
         check_int("num_layers", num_layers, 1)
+        check_choice("norm", norm, KINDS)
         self.d_model, self.nhead = d_model, nhead
         self.causal, self.cross_attention = causal, cross_attention
         self.batch_first = batch_first
@@ -110,7 +111,7 @@ class _Blocks(nn.Module):
         self.stack = ResidualStack(
             [sublayer for layer in blocks for sublayer in layer], d_model, wiring,
             sublayers_per_layer=3 if cross_attention else 2, norm=norm, eps=eps,
-            bias=bias if norm in KINDS and KINDS[norm].has_bias else None, dropout=dropout, stochastic_depth=stochastic_depth,
+            bias=bias if KINDS[norm].has_bias else None, dropout=dropout, stochastic_depth=stochastic_depth,
             checkpoint=checkpoint, residual_dtype=residual_dtype, final_norm=final_norm, device=device, dtype=dtype,
         )  # fmt: skip
         if self.wiring.profile is None:
