@@ -129,6 +129,7 @@ def test_training_and_dropout_are_refused(tmp_path):
         ("the program contains addnorm.add_norm_out, expected forward calls ", in_place.eval(), {}),
         ("form is 'fast', expected one of 'standard', 'skip', 'plain'", encoder(), {"form": "fast"}),
         ("opset_version is 17, expected a whole number from 18", encoder(), {"opset_version": 17}),
+        ("opset_version is 99, expected one that onnxscript can", encoder(), {"opset_version": 99}),
     ):
         assert_raises(f"ValueError: {sentence}", lambda m=model, options=options: export(m, (X,), path, **options))
     assert not list(tmp_path.iterdir())

@@ -68,7 +68,7 @@ def export(
 
     Raises:
         ValueError: the model is in training mode, or a call draws a dropout mask, or `form` or `opset_version` has another
-            value.
+            value, or the exporter cannot write this version.
         OnnxMismatchError: onnxruntime's results differ from the model's. No file is written.
         RuntimeError: this version of onnxruntime has a faulty LayerNormalization. No file is written.
         ImportError: onnx, onnxscript or onnxruntime is not installed; the message has the command that installs it.
@@ -109,6 +109,12 @@ def export(
             input_names=input_names,
             output_names=output_names,
         )
+    written = onnx_program.model.opset_imports.get("", opset_version)
+    if written != opset_version:  # the exporter leaves a file that it cannot convert at its own version
+        raise ValueError(
+            f"opset_version is {opset_version}, expected one that onnxscript can write for this model: leave it out, or use a "
+            "lower one."
+        )
     expected = model if isinstance(model, nn.Module) else program.module()
     test = (lambda file: check_file(file, expected, inputs, kwargs)) if check else None
     _save(onnx_program, Path(path), test)
@@ -117,16 +123,17 @@ def export(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch's exporter, which warns about itself and about packages that are not needed."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence torch's exporter, which warns about itself, about conversions and about packages that are not needed."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnxscript"))}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _capture(
