@@ -117,6 +117,12 @@ def test_boundaries_of_several_streams_are_written_out(tmp_path):
     assert check(path, stack, (torch.randn(3, 4, 16),)) < 1e-5
 
 
+def test_query_without_keys_gets_zero_attention(tmp_path):
+    """Left padding of a causal decoder."""
+    model = addnorm.nn.Decoder(1, 16, 2, cross_attention=False).eval()
+    export(model, (X,), tmp_path / "decoder.onnx", kwargs={"key_mask": torch.arange(X.shape[1])[None] > 0})
+
+
 in_place = Graph(lambda m, x: addnorm.add_layer_norm_(x, x.clone()))
 with_dropout = Graph(lambda m, x: addnorm.add_layer_norm(x, x, dropout_p=0.5))
 

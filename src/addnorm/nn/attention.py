@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from addnorm._util.arguments import check_int, check_probability
 from addnorm.nn.cache import KeyValueCache
-from addnorm.nn.masks import MergedMask, merge_masks
+from addnorm.nn.masks import INFINITY, MergedMask, merge_masks
 from addnorm.nn.norm import Device, Dtype
 from addnorm.nn.unmodified import is_unmodified, methods_of
 
@@ -46,6 +46,8 @@ class _Attention(nn.Module):
         if mask is not None and n != self.nhead and mask.dim() == 4 and mask.shape[1] > 1:
             mask = mask.narrow(1, self.first_head, n)
         y = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0, is_causal)
+        if mask is not None and torch.compiler.is_exporting():  # ONNX: the softmax of a query without keys is nan
+            y = y.masked_fill(mask.amax(-1, keepdim=True) == -INFINITY, 0.0)
         return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def extra_repr(self) -> str:
