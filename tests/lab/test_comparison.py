@@ -161,11 +161,11 @@ AFTER = {
 
 
 def test_findings_show_measured_gradient_shares_ablation():
-    run = planted("a", recorded=RECORDED, after=AFTER, ablation=[{"rise": 0.5}, {"rise": 0.1}, {"rise": math.nan}])
+    run = planted("a", n=1, recorded=RECORDED, after=AFTER, ablation=[{"rise": 0.5}, {"rise": 0.1}, {"rise": math.nan}])
     (gradient,), (memory,), (ablated,) = (sentences(about, run) for about in ("gradient", "memory", "ablation"))
     assert "a 0.25 before training and 30 after (without warm-up)" in gradient
-    assert "in a 50% is from x_0 and 0.4% from the last write" in memory
-    assert "a median +0.300, largest +0.500" in ablated
+    assert "after 1 trained layer, in a 50% is from x_0 and 0.4% from the last write" in memory
+    assert "1 trained layer, in nats: a median +0.300, largest +0.500" in ablated
     assert "(without warm-up)" not in sentences("gradient", {**run, "settings": {**run["settings"], "warm_up": 5}})[0]
 
 

@@ -38,6 +38,7 @@ def test_run_key_depends_on_rows_not_the_wirings_name():
 
 def test_run_key_is_stable():
     assert small().key(Text("fixed", "abc" * 100)) == "336c3973f47c162f"
+    assert str(small(num_layers=1)).startswith("pre_ln, 1 layer, lr")
 
 
 def test_wiring_label_shows_changed_options():

@@ -12,6 +12,7 @@ from typing import Any
 from addnorm import wirings
 from addnorm._util.arguments import check_choice, check_int, check_positive
 from addnorm._util.norms import KINDS, Norm
+from addnorm._util.numbers import format_count
 from addnorm.lab.data import Text
 from addnorm.nn import Wiring
 from addnorm.wirings.factors import format_factor
@@ -148,7 +149,7 @@ class Run:
 
     def __str__(self) -> str:
         warm_up = f"warm-up {self.warm_up}" if self.warm_up else "no warm-up"
-        return f"{self.name}, {self.num_layers} layers, lr {format_factor(self.lr)}, {warm_up}, seed {self.seed}"
+        return f"{self.name}, {format_count(self.num_layers, 'layer')}, lr {format_factor(self.lr)}, {warm_up}, seed {self.seed}"
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,8 @@ class _WiringRule(NamedTuple):
 
     Attributes:
         topic, criterion: those of the findings.
-        claim: the sentence, with `{n}` or `{layers}` for the number of layers, `{texts}` for the wirings with their texts, and
-            `{note}`.
+        claim: the sentence, with `{layers}` or `{trained}` for the number of (trained) layers, `{texts}` for the wirings with
+            their texts, and `{note}`.
         measure: function of a wiring at a depth that returns a text and numbers, or None to skip the wiring.
         separator: text between two wirings.
         note: function of the numbers by wiring that returns an addition to the sentence, or None for no finding.
@@ -181,7 +181,8 @@ def _by_wiring(results: Results) -> Iterator[Finding]:
         texts = rule.separator.join(f"{name} {text}" for name, (text, _) in measured.items())
         numbers = {name: one for name, (_, one) in measured.items()}
         if measured and (note := rule.note(numbers)) is not None:
-            claim = rule.claim.format(n=n, layers=format_count(n, "layer"), texts=texts, note=note)
+            layers, trained = format_count(n, "layer"), format_count(n, "trained layer")
+            claim = rule.claim.format(layers=layers, trained=trained, texts=texts, note=note)
             yield _note(rule.topic, claim, rule.criterion, numbers)
 
 
@@ -241,12 +242,12 @@ WIRING_RULES = (
         note=lambda numbers: "" if any(ratios["warm_up"] for ratios in numbers.values()) else " (without warm-up)",
     ),
     _WiringRule(
-        "memory", "shares <c, x> / |x|^2, which sum to one", "Of the stream after {n} trained layers, in {texts}.", _shares,
+        "memory", "shares <c, x> / |x|^2, which sum to one", "Of the stream after {trained}, in {texts}.", _shares,
         ", in ",
     ),
     _WiringRule(
         "ablation", "the write of each sublayer is removed in turn",
-        "Change of the loss without one sublayer, {n} trained layers, in nats: {texts}.", _ablations, "; ",
+        "Change of the loss without one sublayer, {trained}, in nats: {texts}.", _ablations, "; ",
     ),
     _WiringRule(
         "cost", "counted, not timed; bytes in float32, the fewest that must move",
@@ -255,12 +256,12 @@ WIRING_RULES = (
     ),
     _WiringRule(
         "gain", "1 is no amplification",
-        "Largest gain of the streams' mixing from the first to the last sublayer, {n} trained layers: {texts}.",
+        "Largest gain of the streams' mixing from the first to the last sublayer, {trained}: {texts}.",
         _streams(lambda coefficients: largest_gain(coefficients["gains"])),
     ),
     _WiringRule(
         "direct path", "1 in pre-LN; coefficients as they were",
-        "Factor with which x_0 reaches the last read, {n} trained layers: {texts}.",
+        "Factor with which x_0 reaches the last read, {trained}: {texts}.",
         _streams(lambda coefficients: coefficients["direct_path"][0]),
     ),
 )  # fmt: skip
