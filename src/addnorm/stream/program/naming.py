@@ -29,6 +29,7 @@ CLOSE_FLOAT64 = 1e-6  # the same in float64, where some models compute their coe
 EXACT = 1e-6  # the same of constant coefficients
 FIRST = 3  # sublayers with which numbers are fitted
 _Constants = tuple[list[int], list[float], list[int]]  # sizes of matrices, numbers, how often Sinkhorn divides
+_Fit = tuple[Mapping[str, str], float, Tensor, Tensor | None]  # parameters, error, relation, delayed C of the next
 _Source = tuple[bool, int, bool]  # whether a module computes a matrix, number of tokens, whether entries are vectors
 MOST_NUMBERS = 64  # pairs of numbers that are tried
 LARGE = 1e-2  # a larger option is no usual epsilon
@@ -159,7 +160,7 @@ def _try(program: Program, make: Any, options: Mapping[str, Any], limit: int | N
         wiring: Wiring = make(**options)
     except (ValueError, TypeError):
         return None
-    return compare(program, wiring, limit)
+    return compare(program, wiring, limit, program.fits)
 
 
 def start_relation(program: Program, wiring: Wiring) -> Tensor:
@@ -170,15 +171,17 @@ def start_relation(program: Program, wiring: Wiring) -> Tensor:
     return torch.tensor(wiring.embedding, dtype=torch.float64)[:, None]
 
 
-def compare(program: Program, wiring: Wiring, limit: int | None = None) -> Match:
-    """Return the match of a program and a wiring. `limit` compares only so many sublayers, and not the last read."""
+def compare(program: Program, wiring: Wiring, limit: int | None = None, fits: dict[Any, Any] | None = None) -> Match:
+    """Return the match of a program and a wiring. `limit` compares only so many sublayers, and not the last read.
+
+    `fits` keeps the fits of hashable stages for later calls: most options of a wiring change a few of its stages.
+    """
     per_layer = len(program.sites) // program.num_layers
     failed = Match(wiring, float("inf"))
     relation = start_relation(program, wiring)
     if per_layer * program.num_layers != len(program.sites) or program.sizes[0] != relation.shape[1]:
         return failed
-    errors: list[float] = []
-    parameters: list[Mapping[str, str]] = []
+    found: list[_Fit] = []
     delayed = None
     last = len(program.sites)
     for k in range(last + 1 if limit is None else min(limit, last)):
@@ -189,19 +192,30 @@ def compare(program: Program, wiring: Wiring, limit: int | None = None) -> Match
             return failed
         if not _have_same_norms(program, k, stage, wiring):
             return failed
-        fitted = _fit(program, k, stage, place, relation, delayed)
-        if fitted is None:
+        key = fits is not None and (k, stage, relation.numpy().tobytes(), delayed)
+        fit = fits[key] if fits and key in fits else _advance(program, k, stage, place, relation, delayed)
+        if fits is not None:
+            fits[key] = fit
+        if fit is None:
             return failed
-        expected, names, error, delayed = fitted
-        parameters.append(names)
-        errors.append(error)
-        if isinstance(stage, Stage):
-            step = relate(program, k, stage, expected, relation)
-            if step is None:
-                return failed
-            relation, of_step = step
-            errors[k] = max(error, of_step)
-    return Match(wiring, max(errors), errors, parameters)
+        found.append(fit)
+        *_, relation, delayed = fit
+    parameters, errors, *_ = zip(*found, strict=True)
+    return Match(wiring, max(errors), [*errors], [*parameters])
+
+
+def _advance(
+    program: Program, k: int, stage: Stage | Head, place: Place, relation: Tensor, delayed: Tensor | None
+) -> _Fit | None:
+    """Fit a stage of the wiring to sublayer `k` (`_fit`), and relate the streams after it (`relate`); None if they differ."""
+    fitted = _fit(program, k, stage, place, relation, delayed)
+    if fitted is None:
+        return None
+    expected, names, error, delayed = fitted
+    if isinstance(stage, Head):
+        return names, error, relation, delayed
+    step = relate(program, k, stage, expected, relation)
+    return None if step is None else (names, max(error, step[1]), step[0], delayed)
 
 
 def _have_same_norms(program: Program, k: int, stage: Stage | Head, wiring: Wiring) -> bool:
@@ -252,6 +266,8 @@ def _fit(
             own = delayed if delayed is not None else torch.eye(stage.n, dtype=torch.float64)[None, :1, :, None]
             carried = expected.collapse
         error = _differ(own, found, relation, source)
+        if best is not None and not error < best[2]:  # its other matrices cannot make it the best
+            continue
         if not isinstance(stage, Head) and stage.computes != ("collapse",):
             step = relate(program, k, stage, expected, relation)
             error = max(error, float("inf") if step is None else step[1])
@@ -324,8 +340,11 @@ def relate(program: Program, k: int, stage: Stage, expected: Expected, relation:
             if norms[f] != has_norm or (f not in free and best[0] <= limit):
                 continue
             row = rows[:, f : f + 1]
+            difference = distance(wanted, row)
+            if not difference < best[0]:  # the other matrices cannot make it the best
+                continue
             difference = max(
-                distance(wanted, row),
+                difference,
                 distance(found.collapse.values[:, :1], row) if i in repeated else 0.0,
                 distance(expected.inject[:, i : i + 1], inject[:, f : f + 1]),
                 distance(wanted_bias[:, i : i + 1, None], bias[:, f : f + 1, None]),

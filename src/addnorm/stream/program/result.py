@@ -134,6 +134,7 @@ class Program:
     wiring: Wiring | None = None
     deviation: float | None = None
     frozen: dict[Map, Map] = field(default_factory=dict)
+    fits: dict[Any, Any] = field(default_factory=dict)  # of stages of the catalog's wirings (naming.py)
     outside: list[Op] = field(default_factory=list)  # residual sums of the run that are no part of the program
     name: str = NAME
     embedding_norm: Norm | None = None  # always None: such a norm is a part of the embedding
@@ -177,7 +178,7 @@ class Program:
         """The largest relative error of an equation."""
         return max(self.head.error, *(site.closure for site in self.sites))
 
-    @property
+    @cached_property
     def tolerance(self) -> float:
         """The tolerance of the coarsest dtype in which a value of the streams is computed."""
         values = (value for value in self.spine.relevant if value.tensor.is_floating_point())
