@@ -1,11 +1,7 @@
 """Fixtures of the explorer's tests: recordings, a server, and its page in the system's Chromium."""
 
-import functools
-from unittest import mock
-
 import pytest
 
-from addnorm.explorer import race
 from addnorm.explorer.race import parse, run_race
 from support import explorer_process, explorer_recordings
 from support.browser import ARGUMENTS, ExplorerPage, chromium
@@ -27,13 +23,6 @@ def browser_context_args(browser_context_args):
 @pytest.fixture(scope="session")
 def base_url():
     """Return None: tests use absolute addresses, and pytest 9 warns about the plugin's own fixture."""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def race_description():
-    """Describe the wirings once: drawing them takes most of the time in which a server starts."""
-    with mock.patch.object(race, "describe", functools.cache(race.describe)):
-        yield
 
 
 @pytest.fixture(scope="session")

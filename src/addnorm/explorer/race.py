@@ -48,6 +48,7 @@ FIELDS: dict[str, Field] = {
 default_text = cache(python_docs)
 
 
+@cache
 def describe() -> dict[str, Any]:
     """Return the view's data for the page: parameters, wirings with their texts, number of heads, and lesson."""
     descriptions = {name: wirings.get(name) for name in WIRINGS}

@@ -162,7 +162,7 @@ def _format_start(wiring: Any, first: Part) -> list[str]:
 
 def find_end(wiring: Any, num_layers: int | None = None) -> End:
     """Return the output of a wiring: its equation, and the read of several streams."""
-    depth = shown_depth(wiring, num_layers)
+    depth = num_layers or wiring.shown_depth
     head, has_norm = wiring.last_read(_end_place(depth)), wiring.ends_in_norm(depth)
     last = wiring.stage(depth - 1, SUBLAYERS - 1, depth, SUBLAYERS)
     if head is None:
@@ -204,7 +204,7 @@ def find_parts(wiring: Any, num_layers: int | None = None) -> list[Part]:
         wiring: the wiring.
         num_layers: the depth, for constants as numbers; without it, constants that depend on depth are symbols.
     """
-    depth, exact = shown_depth(wiring, num_layers), num_layers is not None
+    depth, exact = num_layers or wiring.shown_depth, num_layers is not None
     forms = _find_forms(wiring, depth)
     deeper = forms if exact else _find_forms(wiring, 2 * depth)
     merged: dict[tuple[str, ...], tuple[Part, Places]] = {}
@@ -224,10 +224,8 @@ def find_parts(wiring: Any, num_layers: int | None = None) -> list[Part]:
     return [part._replace(label=label) for (part, _), label in zip(parts, labels, strict=True)]
 
 
-def shown_depth(wiring: Any, num_layers: int | None = None) -> int:
-    """Return the number of layers to show: `num_layers`, or for None the smallest of `DEPTHS` that shows every form."""
-    if num_layers:
-        return num_layers
+def shown_depth(wiring: Any) -> int:
+    """Return the number of layers to show if none is passed: the smallest of `DEPTHS` that shows every form."""
     first, second = (max(stage.n_out for stage in wiring.stages(depth)) for depth in DEPTHS[:2])
     if first != second:  # matrices that grow with depth are large in a deep stack, and so is a text whose forms grow
         return DEPTHS[0]
@@ -243,10 +241,11 @@ def _find_forms(wiring: Any, depth: int) -> dict[tuple[object, ...], dict[int, S
     A form is all parts of the stages without their numbers.
     """
     stages = wiring.stages(depth)
+    of_stage = {id(stage): form(stage) for stage in {id(stage): stage for stage in stages}.values()}
     forms: dict[tuple[object, ...], dict[int, Sequence[Any]]] = {}
     for layer in range(depth):
         own = stages[layer * SUBLAYERS :][:SUBLAYERS]
-        forms.setdefault(tuple(map(form, own)), {})[layer] = own
+        forms.setdefault(tuple(of_stage[id(stage)] for stage in own), {})[layer] = own
     return forms
 
 

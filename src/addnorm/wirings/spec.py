@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from addnorm._util.arguments import check_bool, check_float, check_int
@@ -189,6 +190,11 @@ class Wiring:
     def paired(self, num_encoder_layers: int, num_decoder_layers: int) -> tuple[Wiring, Wiring]:
         """Return the wirings of the encoder and the decoder of an encoder-decoder."""
         return (self, self) if self.pair is None else self.pair(self, num_encoder_layers, num_decoder_layers)
+
+    @cached_property
+    def shown_depth(self) -> int:
+        """The number of layers of the texts if none is passed."""
+        return equation.shown_depth(self)
 
     def equation(self, num_layers: int | None = None) -> str:
         """Return the wiring in symbols; with `num_layers`, the constants as numbers.
