@@ -12,7 +12,7 @@ from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
 # Imports and compilations make many objects; with Python's default thresholds collections took a tenth of the suite's time.
-gc.set_threshold(50_000, 20, 20)
+gc.set_threshold(200_000, 20, 20)
 
 # Programs that tests start import `support` too.
 TESTS = str(Path(__file__).parent)
