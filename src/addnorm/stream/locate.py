@@ -239,11 +239,16 @@ def _compare_tokens(rows: Tensor, value: _Named) -> Location:
     a, b, tolerance = _match_dtypes(rows, value.rows)
     place = _find_nearest(a, b)
     distance = relative_error(a, b[place])
-    kinds = torch.unique(b, dim=0, return_inverse=True)[1]  # equal tokens have one kind
-    is_once = bool((kinds[place].bincount(minlength=len(b)) <= kinds.bincount(minlength=len(b))).all())
+    found = distance <= tolerance and _are_taken_once(place, b)
     order = "" if bool((place.diff() > 0).all()) else ", in another order"
     tokens = ("all tokens" if len(a) == len(b) else "some tokens") + order
-    return Location(value.name, value.stream, value.site, is_once and distance <= tolerance, distance, tokens)
+    return Location(value.name, value.stream, value.site, found, distance, tokens)
+
+
+def _are_taken_once(place: Tensor, known: Tensor) -> bool:
+    """Return whether indices of tokens take none of `known` more often than there are tokens equal to it."""
+    kinds = torch.unique(known, dim=0, return_inverse=True)[1]  # equal tokens have one kind
+    return bool((kinds[place].bincount(minlength=len(known)) <= kinds.bincount(minlength=len(known))).all())
 
 
 def _find_nearest(a: Tensor, b: Tensor) -> Tensor:

@@ -44,10 +44,15 @@ def edit_by_hand(model, k, scale):
     return edited
 
 
+def make(name):
+    """Return a model in float64, and its input."""
+    model = make_mhc(name.removeprefix("hand ")) if name.startswith("hand") else shake(encoder(name))
+    return model.double(), X.double()
+
+
 def build(name, k=1):
     """Return a model, its input and its sublayer k."""
-    model = make_mhc(name.removeprefix("hand ")) if name.startswith("hand") else shake(encoder(name))
-    model, x = model.double(), X.double()
+    model, x = make(name)
     return model, x, addnorm.inspect(model, x).site(k)
 
 
@@ -149,6 +154,22 @@ def test_autocast():
     assert_same_numbers(rec, run(step, edit_by_hand(model, 1, 0.5), X), rtol=1e-5)
 
 
+def record_both(wrap):
+    """Return the recordings of a model whose branches are wrapped: as it is, and ablated, which disables checkpoints."""
+    model, x = make("hand stacked")
+    for site in model.sites:
+        site.branch = wrap(site.branch)
+    whole = step(model, x.requires_grad_())
+    with addnorm.ablate(addnorm.inspect(model, x).site(1)):
+        return whole, step(model, x)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Return the recordings of a model whose branches are called as they are."""
+    return record_both(lambda branch: branch)
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -158,19 +179,12 @@ def test_autocast():
     ],
     ids=["checkpoint", "reentrant", "compiled"],
 )
-def test_branches_that_are_called_in_another_way(wrap):
-    whole, edited = [], []  # ablate disables checkpoints
-    for way in (lambda branch: branch, wrap):
-        model, x, _ = build("hand stacked")
-        for site in model.sites:
-            site.branch = way(site.branch)
-        whole.append(step(model, x.requires_grad_()))
-        with addnorm.ablate(addnorm.inspect(model, x).site(1)):
-            edited.append(step(model, x))
-    assert column(edited[1], "write", "l2")[1] == 0.0
-    for plain, other in (whole, edited):
+def test_branches_that_are_called_in_another_way(wrap, plain):
+    found = record_both(wrap)
+    assert column(found[1], "write", "l2")[1] == 0.0
+    for other, expected in zip(found, plain, strict=True):
         assert len(column(other, "grad_frozen", "rms")) == 4
-        assert_same_numbers(other, plain)
+        assert_same_numbers(other, expected)
 
 
 def test_everything_is_restored_after_an_error():
@@ -228,7 +242,7 @@ def test_threads_do_not_see_each_other():
 @pytest.mark.parametrize("s", [-0.5, 2.0])
 def test_write_by_an_operator_that_saves_its_output(s):
     """The gradient of tanh is computed from its output, which is another one before the edit."""
-    model, x, _ = build("hand stacked")
+    model, x = make("hand stacked")
     for site in model.sites:
         site.branch = lambda read, site=site: torch.tanh(site.down(site.up(site.norm(read)).relu()))
     site = addnorm.inspect(model, x).site(1)

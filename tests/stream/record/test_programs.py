@@ -88,7 +88,7 @@ def test_gradients_are_those_of_autograd(form):
 
 @pytest.mark.parametrize("wiring", ["mhc", "hyper_connections", "gated_residual", "attention_residuals", "muddformer"])
 def test_frozen_gradients_of_own_stacks(wiring):
-    def record_grads(role, is_detached):
+    def record_grads(is_detached):
         model = encoder(wiring).double()
         for name, p in model.stack.named_parameters():
             if "coefficients" in name:
@@ -97,11 +97,15 @@ def test_frozen_gradients_of_own_stacks(wiring):
             if is_detached and isinstance(module, CoefficientModule):
                 module.register_forward_hook(lambda module, args, out: tree_map_only(torch.Tensor, torch.detach, out))
         rec = step(model, X.double().requires_grad_())
-        return {(row.site, row.statistic): row.value for row in rec.table() if row.role == role}
+        rows = rec.table()
+        return {
+            role: {(row.site, row.statistic): row.value for row in rows if row.role == role}
+            for role in ("grad", "grad_frozen")
+        }
 
-    frozen, whole = record_grads("grad_frozen", False), record_grads("grad", False)
-    assert frozen == pytest.approx(record_grads("grad", True), rel=1e-5)
-    assert frozen != pytest.approx(whole, rel=1e-3)
+    whole, detached = record_grads(False), record_grads(True)
+    assert whole["grad_frozen"] == pytest.approx(detached["grad"], rel=1e-5)
+    assert whole["grad_frozen"] != pytest.approx(whole["grad"], rel=1e-3)
 
 
 @pytest.mark.parametrize("wiring", ["siamese_norm", "pre_ln", wirings.hyper_connections(dynamic=False)], ids=repr)
@@ -137,20 +141,24 @@ def finish(run, state, k, is_detached=False):
     return model(run.x)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(
-    "name", ["deepseek_v4:DeepseekV4", "muse_spark:MuseSparkText", "mhc", "attention_residuals", "denseformer"]
+@pytest.fixture(
+    scope="module",
+    params=["deepseek_v4:DeepseekV4", "muse_spark:MuseSparkText", "mhc", "attention_residuals", "denseformer"],
 )
-def test_memory_map_is_that_of_decompose(name, masked):
-    if ":" in name:
-        model, x = build_transformers(name), torch.randint(1, 60, (2, 5))
-    else:
-        model, x = encoder(name), X
+def decomposed(request):
+    """Return a model, its input and its decomposition."""
+    name = request.param
+    model, x = (build_transformers(name), torch.randint(1, 60, (2, 5))) if ":" in name else (encoder(name), X)
+    return model, x, addnorm.decompose(model, x)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_memory_map_is_that_of_decompose(decomposed, masked):
+    model, x, parts = decomposed
     mask = torch.ones(2, 5)
     mask[1, 3:] = 0
     tokens = mask if masked else None
     rec = record(model, x, tokens=tokens)
-    parts = addnorm.decompose(model, x)
     sources, rows = parts.memory_map(tokens)
     (found, shares), sheet = rec.memory_maps["streams"], rec.balances["streams"]
     assert found == sources
