@@ -7,8 +7,8 @@ another tensor only if their bytes overlap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +18,11 @@ from addnorm._util.torch_internals import FakeTensor
 from addnorm.stream.dataflow.graph import DATA, Value
 
 
-@contextmanager
-def disable_modes() -> Iterator[None]:
-    """Disable all dispatch modes while the block runs."""
-    with torch.utils._python_dispatch._disable_current_modes():
-        yield
+def disable_modes() -> AbstractContextManager[Any]:
+    """Return a context in which no dispatch mode is active."""
+    if torch._C._len_torch_dispatch_stack() or torch._ops._len_torch_dispatch_stack_pre_dispatch():
+        return torch.utils._python_dispatch._disable_current_modes()
+    return nullcontext()
 
 
 class Region(NamedTuple):
@@ -62,6 +62,8 @@ class Region(NamedTuple):
             above = s
         return disjoint
 
+
+ORDINARY = (Tensor, nn.Parameter)
 
 # Largest memory, in bytes, of a parameter and of an input that is copied after the run.
 MAX_PARAMETER_BYTES, MAX_INPUT_BYTES = 1 << 18, 1 << 26
@@ -247,7 +249,7 @@ def is_leaf(tensor: Tensor) -> bool:
 
 def _has_memory(tensor: Tensor) -> bool:
     """Return whether a tensor has memory: False for a wrapper that hides its inner tensors."""
-    if type(tensor) in (Tensor, nn.Parameter) or isinstance(tensor, FakeTensor):
+    if type(tensor) in ORDINARY or isinstance(tensor, FakeTensor):
         return True
     try:
         tensor.untyped_storage().data_ptr()
@@ -264,7 +266,9 @@ def storage_key(tensor: Tensor) -> int:
     """Return a number that identifies a tensor's memory: the address, which stays the same if the tensor passes through numpy."""
     if tensor.layout != torch.strided or not _has_memory(tensor):
         return -id(tensor)
-    with disable_modes():
+    with (
+        nullcontext() if type(tensor) in ORDINARY else disable_modes()
+    ):  # no mode sees the storage of an ordinary tensor
         storage = tensor.untyped_storage()
         key: int = (0 if isinstance(tensor, FakeTensor) else storage.data_ptr()) or storage._cdata
         return key
