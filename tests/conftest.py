@@ -31,6 +31,10 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"addn
 # Otherwise each process that uses Inductor compiles a program for each instruction set, and imports torch once more to load it.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# torch's compiler measures how long the guards of each graph take, behind emptied caches of the CPU, and collects garbage after it.
+torch._C._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"
+
 # This must run before any import of Triton: without a GPU its kernels are interpreted on the CPU.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -94,9 +94,9 @@ def test_products_that_autocast_rounds_are_reported():
     """A product of matrices rounds the streams to bfloat16, which one call would not do."""
     x = noise(2, 5, D)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        fusion = fuse(make_mhc("stacked"), x)
+        fusion = fuse(make_mhc("stacked", layers=1), x)
     assert {(one.kind, one.streams, one.reason) for one in fusion.unfused} == {("none", 4, UNRECOGNIZED)}
-    assert len(fusion.unfused) == 4
+    assert len(fusion.unfused) == 2
     assert not fusion.fused
 
 
@@ -115,7 +115,7 @@ def test_autocast_inside_separates_write_and_read():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:])
 def test_model_in_low_precision_is_proven(dtype):
-    model, x = make_mhc("stacked", "single pass").to(dtype), torch.randn(2, 5, D).to(dtype)
+    model, x = make_mhc("stacked", "single pass", layers=1).to(dtype), torch.randn(2, 5, D).to(dtype)
     fusion = fuse(model, x)
     assert fusion.proof.holds
     assert not fusion.unfused
@@ -215,7 +215,7 @@ def test_dimensions_that_can_be_exchanged_follow_the_read():
     assert {one.remark for one in capture.boundaries} == {OTHER_AXIS}
 
 
-@pytest.mark.parametrize("seed", range(300, 308))
+@pytest.mark.parametrize("seed", range(300, 306))
 def test_random_programs_in_float64(seed):
     """In float64 no rounding hides a difference. The loss is random; gradients of sums that cancel are compared in size."""
     before = torch.get_default_dtype()

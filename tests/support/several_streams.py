@@ -71,13 +71,13 @@ class HandMhc(nn.Module):
     `faults` has the error of each sublayer by its number; a name alone is the error of all of them.
     """
 
-    def __init__(self, form="stacked", faults=""):
+    def __init__(self, form="stacked", faults="", layers=LAYERS):
         super().__init__()
         self.form, self.n, self.d = form, N, D
-        faults = dict.fromkeys(range(2 * LAYERS), faults) if isinstance(faults, str) else faults
+        faults = dict.fromkeys(range(2 * layers), faults) if isinstance(faults, str) else faults
         self.kind = next(iter(faults.values()), "")
         self.layers = nn.ModuleList(
-            nn.ModuleList(Site(faults.get(2 * k + j, "")) for j in range(2)) for k in range(LAYERS)
+            nn.ModuleList(Site(faults.get(2 * k + j, "")) for j in range(2)) for k in range(layers)
         )
         self.phi, self.beta = nn.Parameter(torch.randn(N, N * D) * (N * D) ** -0.5), nn.Parameter(torch.randn(N))
         self.alpha = nn.Parameter(torch.ones(1))
@@ -166,10 +166,10 @@ class HandMhc(nn.Module):
         return new.flatten(-2) if self.form == "flat" else new.movedim(-2, 1).flatten(0, 1)
 
 
-def make_mhc(form="stacked", faults=""):
+def make_mhc(form="stacked", faults="", layers=LAYERS):
     """Return mHC by hand in evaluation mode, always the same for the same arguments."""
     torch.manual_seed(1)
-    return HandMhc(form, faults).eval()
+    return HandMhc(form, faults, layers).eval()
 
 
 # Small models of transformers with several streams, or with computed coefficients; real_models.py has their wirings.
