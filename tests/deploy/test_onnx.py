@@ -260,7 +260,7 @@ def test_missing_package_is_named(tmp_path, monkeypatch, package):
 
 WRITTEN_OUT = {
     "post_ln": lambda: encoder("post_ln", 1),
-    "mhc": lambda: encoder(addnorm.wirings.mhc(iterations=2), 1),
+    "mhc": lambda: encoder(addnorm.wirings.mhc(2, iterations=1), 1),
     "rms": lambda: encoder("pre_ln", 1, norm="rms"),
 }
 

@@ -17,8 +17,10 @@ pytestmark = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.
 TOLERANCE = 2e-6  # of values of about 3, through two layers
 
 
-def deploy(folder, model, sizes, aoti):
-    """Write a model's programs, run them in a process without the Python package, and return what it prints."""
+def write_programs(folder, model, aoti=False):
+    """Write a model's programs, and other inputs with what the model returns for them."""
+    folder.mkdir()
+    torch.manual_seed(0)
     width = 16
     x = torch.randn(2, 8, width)
     program = torch.export.export(model, (x,), dynamic_shapes=dynamic(1))  # in grad mode
@@ -29,27 +31,35 @@ def deploy(folder, model, sizes, aoti):
         for name, one in (("operator", program), ("decomposed", decomposed)):
             with torch.no_grad():
                 torch._inductor.aoti_compile_and_package(one, package_path=str(folder / f"{name}.aoti.pt2"))
-    x = torch.randn(*sizes, width)
+    x = torch.randn(3, 5, width)
     torch.save((x, model(x).detach()), folder / "expected.pt")
+
+
+def run_programs(*folders):
+    """Run the programs of the folders in a process without the Python package, and return what it prints."""
     # From a folder and with a path in which the package is not found.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    program = (SUPPORT / "run_deployed.py", folder, addnorm.library_path())
-    process = run_python("-I", *program, env=environment, cwd=folder)
+    program = (SUPPORT / "run_deployed.py", addnorm.library_path(), *folders)
+    process = run_python("-I", *program, env=environment, cwd=folders[0])
     return json.loads(process.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("aoti", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["export", "AOTInductor"])
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Return the results of the programs of two models in one process."""
+    folder = tmp_path_factory.mktemp("programs")
+    write_programs(folder / "encoder", encoder())
+    write_programs(folder / "streams", encoder(addnorm.wirings.mhc(n=2, iterations=2), 1))
+    return run_programs(folder / "encoder", folder / "streams")
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_programs_run_in_other_processes(tmp_path, aoti):
-    results = deploy(tmp_path, encoder(), (3, 5), aoti)
-    assert results.pop("modules") == []
-    for name in ["operator.pt2", "decomposed.pt2", *(["operator.aoti.pt2", "decomposed.aoti.pt2"] if aoti else [])]:
-        if name.startswith("decomposed"):
-            assert results[f"{name} alone"] <= TOLERANCE, name
-        else:
-            assert isinstance(results[f"{name} alone"], str), name  # torch's message: no such operator
-            difference = results[f"{name} with the library"]
-            assert difference == 0 if name == "operator.pt2" else difference <= TOLERANCE, name
+def test_programs_run_in_other_processes(results):
+    programs = results["encoder"]
+    assert programs["decomposed.pt2 alone"] <= TOLERANCE
+    assert isinstance(programs["operator.pt2 alone"], str)  # torch's message: no such operator
+    assert programs["operator.pt2 with the library"] == 0
+    assert results["modules"] == []
     assert results["no rows"] == [0, 5, 16]
     assert "tensors (no features" in results["no features"]
     assert "import addnorm" in results["no features"]
@@ -60,13 +70,22 @@ def test_programs_run_in_other_processes(tmp_path, aoti):
         assert "Tag.pt2_compliant_tag" in str(results["tags"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_several_streams_run_decomposed_in_other_processes(tmp_path):
-    results = deploy(tmp_path, encoder(addnorm.wirings.mhc(n=2, iterations=2)), (3, 5), aoti=False)
-    assert results.pop("modules") == []
-    assert results["decomposed.pt2 alone"] <= TOLERANCE
-    assert isinstance(results["operator.pt2 alone"], str)  # torch's message: no such operator
-    assert results["operator.pt2 with the library"] <= TOLERANCE
+def test_compiled_programs_run_in_other_processes(tmp_path):
+    write_programs(tmp_path / "encoder", encoder(), aoti=True)
+    programs = run_programs(tmp_path / "encoder")["encoder"]
+    assert programs["decomposed.aoti.pt2 alone"] <= TOLERANCE
+    assert isinstance(programs["operator.aoti.pt2 alone"], str)
+    assert programs["operator.aoti.pt2 with the library"] <= TOLERANCE
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_several_streams_run_decomposed_in_other_processes(results):
+    programs = results["streams"]
+    assert programs["decomposed.pt2 alone"] <= TOLERANCE
+    assert isinstance(programs["operator.pt2 alone"], str)  # torch's message: no such operator
+    assert programs["operator.pt2 with the library"] <= TOLERANCE
 
 
 def test_library_loads_after_the_package(tmp_path):

@@ -1,8 +1,8 @@
 """Program that runs exported programs without the Python package of this library, and prints a JSON object of the results.
 
-python tests/support/run_deployed.py FOLDER LIBRARY
+python tests/support/run_deployed.py LIBRARY FOLDER ...
 
-For each NAME.pt2 (torch.export.save) and NAME.aoti.pt2 (AOTInductor) in FOLDER it prints the largest difference from
+For each NAME.pt2 (torch.export.save) and NAME.aoti.pt2 (AOTInductor) in a FOLDER it prints the largest difference from its
 expected.pt, or the error. Names that begin with "operator" run after LIBRARY is loaded, and once before.
 """
 
@@ -16,8 +16,9 @@ import torch
 logging.getLogger("torch").setLevel(logging.ERROR)
 
 
-def run(path, x, expected):
+def run(path):
     """Return the difference of one program's result, or the message of its error."""
+    x, expected = torch.load(path.parent / "expected.pt")
     try:
         if path.name.endswith(".aoti.pt2"):
             actual = torch._inductor.aoti_load_package(str(path))(x)
@@ -37,24 +38,24 @@ def message(*arguments):
     return ""
 
 
-def main(folder, library):
+def main(library, *folders):
     """Run all programs and print the results."""
-    x, expected = torch.load(folder / "expected.pt")
-    paths = sorted(folder.glob("*.pt2"))
-    results = {}
+    paths = [path for folder in folders for path in sorted(folder.glob("*.pt2"))]
+    results = {folder.name: {} for folder in folders}
     with torch.no_grad():
         for path in paths:
-            results[f"{path.name} alone"] = run(path, x, expected)
+            results[path.parent.name][f"{path.name} alone"] = run(path)
         torch.ops.load_library(library)
         for path in paths:
             if path.name.startswith("operator"):
-                results[f"{path.name} with the library"] = run(path, x, expected)
+                results[path.parent.name][f"{path.name} with the library"] = run(path)
+    x = torch.randn(3, 5, 16)
     results["no rows"] = list(torch.ops.addnorm.add_norm(x[:0], x[:0], None, None, 1e-5, 0).shape)
     results["no features"] = message(x[..., :0], x[..., :0])
     results["other shapes"] = message(x, x[:1])
     results["tags"] = [str(tag) for tag in torch.ops.addnorm.add_norm.default.tags]
     results["modules"] = [name for name in sys.modules if name.startswith("addnorm")]
-    results["import afterwards"] = import_package(Path(library))
+    results["import afterwards"] = import_package(library)
     print(json.dumps(results))
 
 
@@ -69,4 +70,4 @@ def import_package(library):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(*map(Path, sys.argv[1:]))
