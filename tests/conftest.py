@@ -1,8 +1,9 @@
-"""Fixtures and settings for all tests: a seeded generator, Triton's interpreter, hypothesis profiles."""
+"""Fixtures and settings for all tests: generator, compiler, garbage collection, Triton's interpreter, hypothesis profiles."""
 
 import gc
 import hashlib
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -57,7 +58,6 @@ def operator_mode():
     """Make calls in compiled graphs the operator, which has the bits of eager calls."""
     from addnorm import set_compile_mode
 
-    torch._dynamo.reset()  # it stops after eight graphs of a function
     set_compile_mode("op")
     yield
     set_compile_mode(None)
@@ -67,6 +67,21 @@ def operator_mode():
 def seeded():
     """Seed torch's generator before each test."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    """Forget compiled graphs after each test: other sizes would compile slower, and eight graphs of a function are the limit."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imports_outside_collections():
+    """Exclude all objects that exist before a file's tests from garbage collection: most are of imported modules."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
