@@ -53,6 +53,11 @@ def pytest_collect_file():
     return [collector for collector in collectors if not isinstance(collector, DoctestModule)]
 
 
+def pytest_collection_finish():
+    """Exclude the objects of imported modules from garbage collection."""
+    gc.freeze()
+
+
 @pytest.fixture
 def operator_mode():
     """Make calls in compiled graphs the operator, which has the bits of eager calls."""
@@ -75,13 +80,6 @@ def fresh_compiler():
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def imports_outside_collections():
-    """Exclude all objects that exist before a file's tests from garbage collection: most are of imported modules."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture

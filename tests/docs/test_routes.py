@@ -35,7 +35,6 @@ ALONE = [(route, name, dtype) for route, name, dtype in list_cells() if route in
 def free_models():
     yield
     route_calls.share_model.cache_clear()
-    torch._dynamo.reset()
 
 
 def limit(name, dtype):

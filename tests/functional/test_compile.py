@@ -16,15 +16,8 @@ from support.pairwise import rotate, some, with_values
 from support.torch_transformers import randomize
 
 # torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def fresh_cache(operator_mode):
-    """Compile anew, with the operator where a test does not choose; the formula has tests in ops/test_compile_mode.py."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+# Graphs have the operator where a test does not choose; the formula has tests in ops/test_compile_mode.py.
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.usefixtures("operator_mode")]
 
 
 def test_compiled_dropout_follows_manual_seed():
@@ -155,13 +148,14 @@ CALLS = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")  # the frontend breaks the graph at autograd.grad
+@pytest.mark.usefixtures("operator_mode")  # ops/test_nodes.py has this test too
 @pytest.mark.parametrize("call", CALLS)
 def test_gradient_between_two_graphs_has_a_derivative(call):
     """The frontend would capture a backward that runs there, and a captured backward has no second derivative."""
     torch.manual_seed(0)
     module = torch.nn.Linear(8, 8)
     module.norm = torch.nn.LayerNorm(8)
-    module.stack = addnorm.ResidualStack([torch.nn.Linear(8, 8) for _ in range(2)], 8, "mhc")
+    module.stack = addnorm.ResidualStack([torch.nn.Linear(8, 8) for _ in range(2)], 8, addnorm.wirings.mhc(2, iterations=2))
     randomize(module, 0.3)
 
     def force(x):

@@ -82,7 +82,6 @@ def stack(t, s, w):
     rotate(["aot_eager", "inductor"], ["float32", "float32 stream, bfloat16 branch"], 1),
 )
 def test_compiled_graph_writes_the_same_memory(backend, dtypes):
-    torch._dynamo.reset()
     call = make("RMSNorm", dtypes, (6, 40))
     with torch.no_grad():
         expected_inputs, inputs = ([t.clone() for t in call.tensors.values()] for _ in range(2))
@@ -96,7 +95,6 @@ def test_compiled_graph_writes_the_same_memory(backend, dtypes):
 
 @pytest.mark.parametrize("backend", some(["aot_eager", "inductor"], ["aot_eager"]))
 def test_compiled_overlap_raises_or_is_computed_aside(backend):
-    torch._dynamo.reset()
     tensor = torch.randn(4, 8)
     # An overlap that the kernels detect has the reference's message, passed on through libtorch.
     with pytest.raises((ValueError, RuntimeError), match=r"shares memory with y, expected .*: pass z\.clone\(\)\.$"):

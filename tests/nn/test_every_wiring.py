@@ -159,7 +159,6 @@ QUICK = ["pre_ln", "single_pass_mhc"]
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # warnings of torch.compile about itself
 @pytest.mark.parametrize("name", some([*EVERY], QUICK))
 def test_compiles_without_graph_breaks(name):
-    torch._dynamo.reset()
     stack, x = make(name, number=2 if name in QUICK else 6, checkpoint=name == "pre_ln"), tokens()
     calls = stack, torch.compile(stack, fullgraph=True, backend="aot_eager")
     assert_close(*(compute_gradients(call, stack.parameters(), [x]) for call in calls), rtol=1e-4, atol=1e-4)

@@ -70,7 +70,6 @@ def test_reentrant_checkpoints_of_layers_are_refused(kind, name):
 @KINDS
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_each_module_compiles_by_itself(kind, training, x):
-    torch._dynamo.reset()
     stack = stack_of(4).train(training)
     with torch.set_grad_enabled(training):
         expected = stack(x)
@@ -80,7 +79,6 @@ def test_each_module_compiles_by_itself(kind, training, x):
             module.compile(backend=counter, fullgraph=True)
         assert stack(x).equal(expected)
     assert 1 <= counter.frame_count <= len(modules)
-    torch._dynamo.reset()
 
 
 def test_state_dict_of_the_old_names_loads(x):

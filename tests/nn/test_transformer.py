@@ -174,9 +174,7 @@ def test_signatures_of_the_three_modules_agree():
 # torch.compile uses deprecated parts of setuptools and distutils, which warn.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_transformer_compiles_into_one_graph():
-    torch._dynamo.reset()
     module, tensors = make_module(Transformer, "deepnorm"), make_inputs(Transformer)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     expected = compute_gradients(lambda *t: module(*t, **PADDING), module.parameters(), tensors)
     assert_close(compute_gradients(lambda *t: compiled(*t, **PADDING), module.parameters(), tensors), expected)
-    torch._dynamo.reset()

@@ -22,16 +22,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.fixture(autouse=True)
 def default_mode():
-    torch._dynamo.reset()
     yield
     addnorm.set_compile_mode(None)
-    torch._dynamo.reset()
 
 
 def operators(function, *inputs):
     """Return our operators in a function's single graph, in order."""
     backend = EagerAndRecordGraphs()
-    torch._dynamo.reset()
     torch.compile(function, fullgraph=True, backend=backend)(*inputs)
     (graph,) = backend.graphs
     nodes = [node for module in graph.modules() if hasattr(module, "graph") for node in module.graph.nodes]
