@@ -321,6 +321,7 @@ assert "torch.distributed.tensor" not in sys.modules
 import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
+import torch._dynamo
 calls = {calls}
 for name, call in calls.items():
     if os.fork() == 0:

@@ -1,34 +1,44 @@
-"""Import the package as in a torch that lacks one of its parts, and print what works; tests/util/test_torch_internals.py."""
+"""Import the package as in a torch that lacks one of its parts, and print what works; tests/util/test_torch_internals.py.
+
+Each argument names a missing part: a copy of this process, which has imported torch, prints one line of JSON about it.
+"""
 
 import json
+import os
 import pkgutil
 import sys
 
 import torch
+import torch._dynamo  # which each copy would import
 
-missing, resolve = sys.argv[1], pkgutil.resolve_name
-
-
-def resolve_name(name):
-    """Return a part of torch, but not the missing one."""
-    if name == missing:
-        raise AttributeError(name)
-    return resolve(name)
+resolve = pkgutil.resolve_name
 
 
-pkgutil.resolve_name = resolve_name
-import addnorm  # noqa: E402
-from wheels.smoke import compare  # noqa: E402
+def run_without(missing):
+    """Import the package without a part of torch, and print what works."""
 
+    def resolve_name(name):
+        if name == missing:
+            raise AttributeError(name)
+        return resolve(name)
 
-def inspect_model():
-    """Return the wiring of a model, or the sentence why there is none."""
+    pkgutil.resolve_name = resolve_name
+    import addnorm
+    from wheels.smoke import compare
+
     model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
     try:
-        return addnorm.inspect(model, torch.randn(2, 5, 32)).wiring
+        wiring = addnorm.inspect(model, torch.randn(2, 5, 32)).wiring
     except RuntimeError as error:
-        return str(error)
+        wiring = str(error)
+    kernels = next(one.detail for one in addnorm.backends() if one.name == "cpu")
+    print(json.dumps({"worst": compare("float32"), "kernels": kernels, "inspect": wiring}), flush=True)
 
 
-kernels = next(one.detail for one in addnorm.backends() if one.name == "cpu")
-print(json.dumps({"worst": compare("float32"), "kernels": kernels, "inspect": inspect_model()}))
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        run_without(name)
+        sys.exit()
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"failed without {name}")
