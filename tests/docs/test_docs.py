@@ -23,13 +23,18 @@ IDS = [str(path.relative_to(ROOT)) for path in PAGES]
 PRINTED = ("add_norm", "wirings")  # pages whose comments beside print() are the output
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, in forward mode
-@pytest.mark.parametrize("path", PAGES, ids=IDS)
-def test_examples_of_a_page_run(path, monkeypatch, one_thread, capsys):
-    """Run the examples on one thread, with short measurements; compare what they print with their comments."""
-    monkeypatch.setattr(gc, "collect", lambda *_: 0)  # before a measurement
+@pytest.fixture
+def short_measurements(monkeypatch, one_thread):
+    """Measure on one thread, a single call, without a garbage collection before it."""
+    monkeypatch.setattr(gc, "collect", lambda *_: 0)
     monkeypatch.setattr(benchmark, "MAX_SECONDS", 0.0)
     monkeypatch.setattr(benchmark, "SHARE_SECONDS", 0.0)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("path", PAGES, ids=IDS)
+def test_examples_of_a_page_run(path, short_measurements, capsys):
+    """Run the examples; compare what they print with their comments."""
     namespace = {}
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     for block in blocks:
@@ -87,7 +92,7 @@ COMMANDS = re.findall(r"^addnorm (.+)$", (ROOT / "SKILL.md").read_text(), re.MUL
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_of_the_skill_succeed(command, one_thread):
+def test_commands_of_the_skill_succeed(command, short_measurements):
     result = succeed(*command.split())
     if command.endswith("--json"):
         assert json.loads(result.stdout).keys() >= {"wiring", "closes", "unknown"}
