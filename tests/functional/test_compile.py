@@ -155,7 +155,9 @@ def test_gradient_between_two_graphs_has_a_derivative(call):
     torch.manual_seed(0)
     module = torch.nn.Linear(8, 8)
     module.norm = torch.nn.LayerNorm(8)
-    module.stack = addnorm.ResidualStack([torch.nn.Linear(8, 8) for _ in range(2)], 8, addnorm.wirings.mhc(2, iterations=2))
+    module.stack = addnorm.ResidualStack(
+        [torch.nn.Linear(8, 8) for _ in range(2)], 8, addnorm.wirings.mhc(2, iterations=2)
+    )
     randomize(module, 0.3)
 
     def force(x):

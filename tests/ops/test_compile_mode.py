@@ -111,7 +111,9 @@ READS = {
 }
 
 
-@pytest.mark.parametrize(("name", "autocast"), [*((name, False) for name in READS), ("nothing", True), ("formula", True)])
+@pytest.mark.parametrize(
+    ("name", "autocast"), [*((name, False) for name in READS), ("nothing", True), ("formula", True)]
+)
 def test_reads_of_sources_compile_to_an_operator(name, autocast):
     """Only where the operator computes just what the module does."""
     change, number = READS[name]
