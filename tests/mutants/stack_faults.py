@@ -7,7 +7,10 @@ STACKS = {
         ("tests/nn/test_attention.py tests/nn/test_cache.py tests/nn/test_transformer*.py",),
         (
             Fault("causal-mask-with-cache", "nn", "$m.tril($keys - $queries)", "$m.tril()"),
-            Fault("memory-not-reordered", "nn/cache.py", "$a = source, pairs.index_select(...)", "$a = source, pairs"),
+            Fault(
+                "memory-not-reordered", "nn/cache.py",
+                "_Memory($source, $pairs.index_select(...), $order)", "_Memory($source, $pairs, $order)",
+            ),
             Fault(
                 "memory-of-another-call", "nn/cache.py",
                 "$entry is None or (memory is not None and not $same(memory, ...))", "$entry is None",
