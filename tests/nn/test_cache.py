@@ -133,8 +133,10 @@ def test_memory_is_projected_once(batch_first):
     assert not torch.allclose(changed, steps[1])
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("index", [[1, 0], [1, 1], [0, 0, 1, 1, 1], [1]], ids=str)
-def test_reorder_selects_samples(index):
+def test_reorder_selects_samples(index, again):
+    """Also of a memory that is projected again, for gradients."""
     module = decoder()
     x, memory = draw(4), draw(M)
     new = torch.randn(len(index), 3, D, dtype=f64)
@@ -145,9 +147,9 @@ def test_reorder_selects_samples(index):
             module(step, memory, cache=cache)
         cache.reorder(index.flip(0))
         cache.reorder(torch.arange(len(index)).flip(0))
-    # The first step computes the memory again, for gradients.
-    steps = zip(new.split([1, 2], 1), (memory, None), strict=True)
-    actual = torch.cat([module(step, given, cache=cache) for step, given in steps], 1)
+    with torch.set_grad_enabled(again):
+        steps = zip(new.split([1, 2], 1), (memory if again else None, None), strict=True)
+        actual = torch.cat([module(step, given, cache=cache) for step, given in steps], 1)
     expected = module(torch.cat([x[index], new], 1), memory[index])[:, 4:]
     assert_close(actual, expected, **ROUND_OFF)
 
