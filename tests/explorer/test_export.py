@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,13 @@ GRIDS = {
         ("sublayers",),
     ),
 }  # fmt: skip
+record_example = cache(module._record_example)
 
 
 def make_export(folder, recordings=None, **options):
     """Write an export with the small grids."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_record_example", record_example)
         patch.setattr(module, "GRIDS", options.pop("grids", GRIDS))
         return export(folder, recordings, **options)
 
