@@ -44,15 +44,10 @@ def edit_by_hand(model, k, scale):
     return edited
 
 
-def make(name):
-    """Return a model in float64, and its input."""
-    model = make_mhc(name.removeprefix("hand ")) if name.startswith("hand") else shake(encoder(name))
-    return model.double(), X.double()
-
-
 def build(name, k=1):
     """Return a model, its input and its sublayer k."""
-    model, x = make(name)
+    model = make_mhc(name.removeprefix("hand ")) if name.startswith("hand") else shake(encoder(name))
+    model, x = model.double(), X.double()
     return model, x, addnorm.inspect(model, x).site(k)
 
 
@@ -156,7 +151,7 @@ def test_autocast():
 
 def record_both(wrap):
     """Return the recordings of a model whose branches are wrapped: as it is, and ablated, which disables checkpoints."""
-    model, x = make("hand stacked")
+    model, x = make_mhc().double(), X.double()
     for site in model.sites:
         site.branch = wrap(site.branch)
     whole = step(model, x.requires_grad_())
@@ -242,7 +237,7 @@ def test_threads_do_not_see_each_other():
 @pytest.mark.parametrize("s", [-0.5, 2.0])
 def test_write_by_an_operator_that_saves_its_output(s):
     """The gradient of tanh is computed from its output, which is another one before the edit."""
-    model, x = make("hand stacked")
+    model, x = make_mhc().double(), X.double()
     for site in model.sites:
         site.branch = lambda read, site=site: torch.tanh(site.down(site.up(site.norm(read)).relu()))
     site = addnorm.inspect(model, x).site(1)
