@@ -93,16 +93,11 @@ def test_one_stream_is_not_several():
     assert "the number of streams is 1, expected 4" in str(found)
 
 
-@pytest.fixture(scope="module")
-def inspected():
-    return addnorm.inspect(make_mhc(), X)
-
-
 @pytest.mark.parametrize("form", FORMS)
-def test_equal_models_agree_in_any_layout(form, inspected, tmp_path):
-    other = addnorm.inspect(make_mhc(form), X)
+def test_equal_models_agree_in_any_layout(form, tmp_path):
+    inspection, other = (addnorm.inspect(make_mhc(one), X) for one in ("stacked", form))
     for like in (other, addnorm.save_states(other, tmp_path / "states.pt")):
-        found = addnorm.verify(inspected, like=like)
+        found = addnorm.verify(inspection, like=like)
         assert found.agrees, str(found)
         assert len(found.terms) == 1 + 3 * 4 + 1
 

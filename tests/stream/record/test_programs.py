@@ -140,33 +140,24 @@ def finish(run, state, k, is_detached=False):
     return model(run.x)
 
 
-@pytest.fixture(
-    scope="module",
-    params=["deepseek_v4:DeepseekV4", "muse_spark:MuseSparkText", "mhc", "attention_residuals", "denseformer"],
+@pytest.mark.parametrize(
+    "name", ["deepseek_v4:DeepseekV4", "muse_spark:MuseSparkText", "mhc", "attention_residuals", "denseformer"]
 )
-def decomposed(request):
-    """Return a model, its input and its decomposition."""
-    name = request.param
+def test_memory_map_is_that_of_decompose(name):
     model, x = (build_transformers(name), torch.randint(1, 60, (2, 5))) if ":" in name else (encoder(name), X)
-    return model, x, addnorm.decompose(model, x)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_memory_map_is_that_of_decompose(decomposed, masked):
-    model, x, parts = decomposed
-    mask = torch.ones(2, 5)
+    parts, mask = addnorm.decompose(model, x), torch.ones(2, 5)
     mask[1, 3:] = 0
-    tokens = mask if masked else None
-    rec = record(model, x, tokens=tokens)
-    sources, rows = parts.memory_map(tokens)
-    (found, shares), sheet = rec.memory_maps["streams"], rec.balances["streams"]
-    assert found == sources
-    assert len(shares) == len(rec.sites) - ("final" in [site.id for site in rec.sites])
-    for ours, theirs in zip(shares, rows, strict=False):
-        assert ours == pytest.approx(theirs, abs=1e-6)
-    assert sheet.tokens == (8 if masked else 10)
-    assert sheet.error < 1e-6
-    assert sheet.stream_norm == pytest.approx(column(rec, "out", "l2")[-1], rel=1e-5)
+    for tokens, count in ((None, 10), (mask, 8)):
+        rec = record(model, x, tokens=tokens)
+        sources, rows = parts.memory_map(tokens)
+        (found, shares), sheet = rec.memory_maps["streams"], rec.balances["streams"]
+        assert found == sources
+        assert len(shares) == len(rec.sites) - ("final" in [site.id for site in rec.sites])
+        for ours, theirs in zip(shares, rows, strict=False):
+            assert ours == pytest.approx(theirs, abs=1e-6)
+        assert sheet.tokens == count
+        assert sheet.error < 1e-6
+        assert sheet.stream_norm == pytest.approx(column(rec, "out", "l2")[-1], rel=1e-5)
 
 
 def test_each_step_has_its_own_numbers():
