@@ -100,7 +100,7 @@ def export(
         norms = {BY_CODE[call["norm"]] for call in calls if form != "plain" and call["norm"] in BY_CODE}
         opset_version = max([OPSET, *(names[1] for norm in norms if (names := KINDS[norm].onnx))])
     with _quiet():
-        onnx_program = torch.onnx.export(
+        onnx_program: Any = torch.onnx.export(
             program,
             dynamo=True,
             verbose=False,
