@@ -88,7 +88,8 @@ Moments two_pass(const Forward& a, const In<Z> row, double guess) {
       s2 += t * t;
     }
     const double left = (sums.values() + s1) / count;
-    var = (sums.terms() + s2) / count - left * left;
+    const double term = (sums.terms() + s2) / count;
+    var = term - term == 0 ? term - left * left : term;  // of a float64 row `left`, a round-off, may overflow too
     if (pass == 0) mean += left;
   }
   return moments_of<NORM>(mean, var < 0 ? 0 : var, count, a);

@@ -87,12 +87,12 @@ def test_rows_of_any_size_are_no_rows(variant, d):
 
 
 @pytest.mark.parametrize("d", WIDTHS)
-@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize(("dtype", "size"), [(f32, 1e30), (bf16, 1e30), (f64, 1e200)])
 @pytest.mark.parametrize("norm", NORMS)
-def test_overflowing_squares_give_the_bias(norm, dtype, d):
+def test_overflowing_squares_give_the_bias(norm, dtype, size, d):
     weight, bias = parameters(d)
-    residual = 1e30 * torch.where(torch.arange(d) % 3 == 0, 1.0, -0.5).expand(4, d)
-    residual = residual.to(dtype).clone().requires_grad_()
+    residual = torch.where(torch.arange(d) % 3 == 0, 1.0, -0.5).expand(4, d)
+    residual = (residual.to(dtype) * size).requires_grad_()
     weight, bias = weight.requires_grad_(), bias.requires_grad_()
     y, z = NORMS[norm](residual, torch.zeros(4, d, dtype=dtype), weight, bias, return_residual=True)
     assert y.equal(bias.to(dtype).expand(4, d))
