@@ -53,11 +53,6 @@ def pytest_collect_file():
     return [collector for collector in collectors if not isinstance(collector, DoctestModule)]
 
 
-def pytest_collection_finish():
-    """Exclude the objects of imported modules from garbage collection."""
-    gc.freeze()
-
-
 @pytest.fixture
 def operator_mode():
     """Make calls in compiled graphs the operator, which has the bits of eager calls."""

@@ -44,21 +44,16 @@ def run_programs(*folders):
     return json.loads(process.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Return the results of the programs of two models in one process."""
-    folder = tmp_path_factory.mktemp("programs")
-    write_programs(folder / "encoder", encoder())
-    write_programs(folder / "streams", encoder(addnorm.wirings.mhc(n=2, iterations=2), 1))
-    return run_programs(folder / "encoder", folder / "streams")
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_programs_run_in_other_processes(results):
-    programs = results["encoder"]
-    assert programs["decomposed.pt2 alone"] <= TOLERANCE
-    assert isinstance(programs["operator.pt2 alone"], str)  # torch's message: no such operator
-    assert programs["operator.pt2 with the library"] == 0
+def test_programs_run_in_other_processes(tmp_path):
+    folders = {"encoder": (encoder(), 0), "streams": (encoder(addnorm.wirings.mhc(n=2, iterations=2), 1), TOLERANCE)}
+    for name, (model, _) in folders.items():
+        write_programs(tmp_path / name, model)
+    results = run_programs(*map(tmp_path.joinpath, folders))
+    for name, (_, tolerance) in folders.items():
+        assert results[f"{name}/decomposed.pt2 alone"] <= TOLERANCE
+        assert isinstance(results[f"{name}/operator.pt2 alone"], str)  # torch's message: no such operator
+        assert results[f"{name}/operator.pt2 with the library"] <= tolerance
     assert results["modules"] == []
     assert results["no rows"] == [0, 5, 16]
     assert "tensors (no features" in results["no features"]
@@ -74,18 +69,10 @@ def test_programs_run_in_other_processes(results):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_programs_run_in_other_processes(tmp_path):
     write_programs(tmp_path / "encoder", encoder(), aoti=True)
-    programs = run_programs(tmp_path / "encoder")["encoder"]
-    assert programs["decomposed.aoti.pt2 alone"] <= TOLERANCE
-    assert isinstance(programs["operator.aoti.pt2 alone"], str)
-    assert programs["operator.aoti.pt2 with the library"] <= TOLERANCE
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_several_streams_run_decomposed_in_other_processes(results):
-    programs = results["streams"]
-    assert programs["decomposed.pt2 alone"] <= TOLERANCE
-    assert isinstance(programs["operator.pt2 alone"], str)  # torch's message: no such operator
-    assert programs["operator.pt2 with the library"] <= TOLERANCE
+    results = run_programs(tmp_path / "encoder")
+    assert results["encoder/decomposed.aoti.pt2 alone"] <= TOLERANCE
+    assert isinstance(results["encoder/operator.aoti.pt2 alone"], str)
+    assert results["encoder/operator.aoti.pt2 with the library"] <= TOLERANCE
 
 
 def test_library_loads_after_the_package(tmp_path):

@@ -121,7 +121,6 @@ def test_compiled_in_place_raises_the_sentence():
             "y has shape (3, 8), expected (4, 8)",  # the operator's name of the argument
         ),
     ):
-        torch._dynamo.reset()
         with pytest.raises(torch._dynamo.exc.TorchDynamoException, match=re.escape(sentence)):
             torch.compile(function, fullgraph=True, backend="aot_eager")(x.clone().requires_grad_())
 

@@ -41,14 +41,14 @@ def message(*arguments):
 def main(library, *folders):
     """Run all programs and print the results."""
     paths = [path for folder in folders for path in sorted(folder.glob("*.pt2"))]
-    results = {folder.name: {} for folder in folders}
+    results = {}
     with torch.no_grad():
         for path in paths:
-            results[path.parent.name][f"{path.name} alone"] = run(path)
+            results[f"{path.parent.name}/{path.name} alone"] = run(path)
         torch.ops.load_library(library)
         for path in paths:
             if path.name.startswith("operator"):
-                results[path.parent.name][f"{path.name} with the library"] = run(path)
+                results[f"{path.parent.name}/{path.name} with the library"] = run(path)
     x = torch.randn(3, 5, 16)
     results["no rows"] = list(torch.ops.addnorm.add_norm(x[:0], x[:0], None, None, 1e-5, 0).shape)
     results["no features"] = message(x[..., :0], x[..., :0])

@@ -27,10 +27,8 @@ def settings():
     """Let no product of float32 matrices round to TF32, since the CPU's do not; restore the compile mode."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    torch._dynamo.reset()
     yield
     addnorm.set_compile_mode(None)
-    torch._dynamo.reset()
 
 
 def train(model, x, target):
