@@ -24,7 +24,14 @@ OPS = Path(__file__).parent.parent / "src" / "addnorm" / "ops"
 SCHEMA = hashlib.sha256(
     b"".join(
         (OPS / name).read_bytes()
-        for name in ("formulas.py", "compile_mode.py", "options.py", "schema.py", "streams/schema.py")
+        for name in (
+            "formulas.py",
+            "compile_mode.py",
+            "options.py",
+            "schema.py",
+            "streams/schema.py",
+            "../_util/norms.py",
+        )
     )
 ).hexdigest()[:12]
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"addnorm-inductor-{SCHEMA}")
