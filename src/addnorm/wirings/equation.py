@@ -225,7 +225,7 @@ def find_parts(wiring: Any, num_layers: int | None = None) -> list[Part]:
 
 
 def shown_depth(wiring: Any) -> int:
-    """Return the number of layers to show if none is passed: the smallest of `DEPTHS` that shows every form."""
+    """Return the smallest number of layers of `DEPTHS` that shows every form of a wiring's stages."""
     first, second = (max(stage.n_out for stage in wiring.stages(depth)) for depth in DEPTHS[:2])
     if first != second:  # matrices that grow with depth are large in a deep stack, and so is a text whose forms grow
         return DEPTHS[0]

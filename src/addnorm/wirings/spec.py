@@ -193,7 +193,7 @@ class Wiring:
 
     @cached_property
     def shown_depth(self) -> int:
-        """The number of layers of the texts if none is passed."""
+        """The number of layers that equations, descriptions and drawings show unless one is passed."""
         return equation.shown_depth(self)
 
     def equation(self, num_layers: int | None = None) -> str:
